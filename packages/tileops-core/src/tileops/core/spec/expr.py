@@ -21,11 +21,11 @@ MAX_LITERAL = 2**63
 
 
 class ExprError(Exception):
-    """Text outside the language; ``offset`` counts characters from its start."""
+    """Text outside the language; ``offset`` counts characters from its start, ``code`` is the diagnostic's."""
 
-    def __init__(self, message: str, offset: int = 0, hint: str | None = None):
+    def __init__(self, message: str, offset: int = 0, hint: str | None = None, code: str = "S202"):
         super().__init__(message)
-        self.message, self.offset, self.hint = message, offset, hint
+        self.message, self.offset, self.hint, self.code = message, offset, hint, code
 
 
 @attrs.frozen
@@ -129,15 +129,16 @@ _WORDS = {"true": True, "false": False, "none": None}
 def parse(text: str) -> Expr:
     """Parse one expression; raises ExprError with the offset of the fault."""
     if len(text) > MAX_LENGTH:
-        raise ExprError(f"expression of {len(text)} characters; at most {MAX_LENGTH} are allowed")
+        raise ExprError(f"expression of {len(text)} characters; at most {MAX_LENGTH} are allowed", code="S201")
     flat = text.replace("\n", " ")
     body = flat.lstrip()
     try:
         tree = ast.parse(body, mode="eval").body
     except SyntaxError as e:
-        raise ExprError(f"not an expression: {e.msg}", len(flat) - len(body) + max(0, (e.offset or 1) - 1)) from None
+        at = len(flat) - len(body) + max(0, (e.offset or 1) - 1)
+        raise ExprError(f"not an expression: {e.msg}", at, code="S201") from None
     except (ValueError, RecursionError, MemoryError):
-        raise ExprError("not an expression: it holds a null character or nests too deeply") from None
+        raise ExprError("not an expression: it holds a null character or nests too deeply", code="S201") from None
     return _Builder(body, len(flat) - len(body)).build(tree)
 
 
@@ -151,13 +152,13 @@ class _Builder:
         self._nodes += 1
         at = self._shift + len(self._lines[: getattr(node, "col_offset", 0)].decode(errors="replace"))
         if self._nodes > MAX_NODES:
-            raise ExprError(f"expression of more than {MAX_NODES} parts", at)
+            raise ExprError(f"expression of more than {MAX_NODES} parts", at, code="S201")
         match node:
             case ast.Constant(value=bool() | None | str() as value):
                 return Const(value, at=at)
             case ast.Constant(value=int() | float() as value):
                 if not -MAX_LITERAL < value < MAX_LITERAL:
-                    raise ExprError("a number outside 64 bits", at)
+                    raise ExprError("a number outside 64 bits", at, code="S201")
                 return Const(value, at=at)
             case ast.Name(id=id):
                 return Const(_WORDS[id], at=at) if id in _WORDS else Name(id, at=at)
@@ -184,10 +185,10 @@ class _Builder:
                 return Item(self.build(value), (self.build(index),), at=at)
             case ast.GeneratorExp(elt=body, generators=[ast.comprehension(target=ast.Name(id=var), ifs=tests, is_async=0) as loop]):
                 if len(tests) > 1:
-                    raise ExprError("a comprehension takes one condition", at)
+                    raise ExprError("a comprehension takes one condition", at, code="S201")
                 test = self.build(tests[0]) if tests else None
                 return Comp(self.build(body), var, self.build(loop.iter), test, at=at)
-        raise ExprError(f"{type(node).__name__} is not part of the expression language", at)
+        raise ExprError(f"{type(node).__name__} is not part of the expression language", at, code="S201")
 
 
 def children(node: Expr) -> Iterator[Expr]:
@@ -208,7 +209,9 @@ def walk(node: Expr) -> Iterator[Expr]:
 
 
 def names(node: Expr) -> set[str]:
-    """Free names of an expression, dtype names left out."""
+    """Free names of an expression; dtypes' names and the tensors that ``present()`` and ``same_as()`` name are none."""
+    if isinstance(node, Func) and node.name in ("present", "same_as"):
+        return set()
     if isinstance(node, Comp):
         inner = names(node.body) | (names(node.test) if node.test else set())
         return names(node.over) | (inner - {node.var})
