@@ -85,7 +85,8 @@ def faults() -> list[str]:
     run = uv("lock", "--check")
     if run.returncode:
         words = reason(run).removeprefix("error: ").splitlines()[0]
-        found.append(f"{LOCK} is stale against the pyproject files (uv: {words})")
+        what = "is stale against the pyproject files" if run.returncode == 1 else "can't be used: restore it from git"
+        found.append(f"{LOCK} {what} (uv: {words})")
     elif not (ROOT / CONSTRAINTS).exists() or (ROOT / CONSTRAINTS).read_text() != constraints(ROOT):
         found.append(f"{CONSTRAINTS} differs from {LOCK}")
     return found
