@@ -1,0 +1,55 @@
+"""What the normalization operators mean, in plain PyTorch.
+
+Each function is both the oracle and the cpu backend. Given a float64 ``x`` it computes and returns float64; given any
+other it computes in float32 and rounds each output to its dtype once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+DEFAULT_EPS = 2.0**-23  # float32's epsilon, for every dtype
+_CHUNK = 4096
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """The dtype of the arithmetic."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Mean over the last axis, kept as an axis of size 1, summed in an order that depends on its length only.
+
+    In chunks, because torch spreads the sum of one long row over its threads, but not that of the same row in a batch.
+    """
+    n = x.shape[-1]
+    chunk = min(n, _CHUNK)
+    chunks = F.pad(x.contiguous(), (0, -n % chunk)).unflatten(-1, (-1, chunk))
+    return chunks.sum(-1).sum(-1, keepdim=True) / n
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    normalized_shape: tuple[int, ...],
+    eps: float | None,
+    weight_offset: float,
+    return_rstd: bool,
+    T: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    """``y = x * rstd * (weight + weight_offset)``, ``rstd = 1 / sqrt(mean(x**2) + eps)``; the mean over the last axes.
+
+    ``x`` is ``[*B, *normalized_shape]`` of any strides, ``weight`` ``[*normalized_shape]`` of ``T`` or float32.
+    Returns ``y``, shaped as ``x``, of dtype ``T``, and, with ``return_rstd``, ``rstd``, ``[*B]`` float32.
+    """
+    wide = _wide(x)
+    rows = x.to(wide).flatten(-len(normalized_shape))
+    rstd = (_mean(rows.square()) + (DEFAULT_EPS if eps is None else eps)).rsqrt()
+    y = rows * rstd
+    if weight is not None:
+        y = y * (weight.to(wide).flatten() + weight_offset)
+    y = y.reshape(x.shape).contiguous()
+    return y if wide == torch.float64 else y.to(T), rstd.squeeze(-1) if return_rstd else None
