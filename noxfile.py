@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,8 +27,8 @@ nox.options.sessions = ["check", "test"]
 ROOT = Path(__file__).parent
 FAMILIES = ("gemm", "attention", "norm")
 MEMBERS = sorted(f"packages/{path.parent.name}" for path in ROOT.glob("packages/*/pyproject.toml"))
-EDITABLE = ("--no-deps", *(f"--editable={member}" for member in MEMBERS))
-EXPORT = ("export", "--quiet", "--frozen", "--all-packages", "--no-emit-workspace")
+EDITABLE = ("--quiet", "--no-deps", *(f"--editable={member}" for member in MEMBERS))
+EXPORT = ("export", "--quiet", "--frozen", "--no-emit-workspace", "--package=tileops", "--package=tileops-workspace")
 CHECKS = (
     ("ci/lock.py", "--check"),
     ("-m", "ruff", "check"),
@@ -40,6 +41,7 @@ MENDS = {
     "cuda": "run it on a host with an NVIDIA GPU and its driver (`nvidia-smi` shows both)",
     "musa": "run it in the vendor's image on a Moore Threads GPU (ci/Dockerfile.musa)",
 }
+PLAIN = re.compile(r"[\d.]+((a|b|rc|\.post|\.dev)\d+)*(\+[\w.]+)?").fullmatch
 SYSTEM = os.environ.get("TILEOPS_ENV") == "system"
 # A host that has the packages on no path: they run from the tree, without metadata, and so without entry points.
 BARE = SYSTEM and not any(found.name == "tileops-core" for found in distributions())
@@ -72,7 +74,7 @@ def test_python(session: nox.Session, version: str) -> None:
     command = [uv(session), "python", "find", "--no-project", "--no-python-downloads", version]
     found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
-        session.error(f"no Python {version} here; mend: uv python install {version}")
+        session.error(f"no Python {version} here; mend: put one on PATH, or run `uv python install {version}`")
     test_cpu(session, environment(session, at=f".nox/python-{version}", base=found.stdout.strip()))
 
 
@@ -197,7 +199,10 @@ def image_environment(session: nox.Session) -> str:
     if not SYSTEM:
         held = ROOT / ".nox/image.txt"
         held.parent.mkdir(exist_ok=True)
-        held.write_text("".join(f"{found.name}=={found.version}\n" for found in distributions()))
+        # Not the system's own packages, whose versions may be ones that no Python tool reads.
+        held.write_text(
+            "".join(f"{found.name}=={found.version}\n" for found in distributions() if PLAIN(found.version))
+        )
         core = "packages/tileops-core/pyproject.toml"
         install(session, sys.executable, "--constraints", str(held), "--requirements", core, "--group", "dev")
         install(session, sys.executable, *EDITABLE)
@@ -205,7 +210,7 @@ def image_environment(session: nox.Session) -> str:
 
 
 def install(session: nox.Session, python: str, *what: str) -> None:
-    session.run(uv(session), "pip", "install", "--quiet", "--python", python, *what)
+    session.run(uv(session), "pip", "install", "--python", python, *what)
 
 
 @cache
