@@ -34,14 +34,13 @@ CHECKS = (
     ("-m", "ruff", "check"),
     ("-m", "ruff", "format", "--check"),
     ("-m", "mypy"),
-    ("-c", "from importlinter.cli import lint_imports_command as main; main()"),
+    ("-c", "from importlinter.cli import lint_imports_command as main; main(['--no-logo'])"),
     ("-m", "tileops.core.cli", "check", "specs"),
 )
 MENDS = {
     "cuda": "run it on a host with an NVIDIA GPU and its driver (`nvidia-smi` shows both)",
     "musa": "run it in the vendor's image on a Moore Threads GPU (ci/Dockerfile.musa)",
 }
-PLAIN = re.compile(r"[\d.]+((a|b|rc|\.post|\.dev)\d+)*(\+[\w.]+)?").fullmatch
 SYSTEM = os.environ.get("TILEOPS_ENV") == "system"
 # A host that has the packages on no path: they run from the tree, without metadata, and so without entry points.
 BARE = SYSTEM and not any(found.name == "tileops-core" for found in distributions())
@@ -123,7 +122,8 @@ def build(session: nox.Session) -> None:
 
 
 def test_cpu(session: nox.Session, python: str) -> None:
-    pytest(session, python, "-m", "not cuda and not musa", "-n", "auto")
+    workers = ("-n", "auto") if not SYSTEM or find_spec("xdist") else ()
+    pytest(session, python, "-m", "not cuda and not musa", *workers)
 
 
 def test_device(session: nox.Session, backend: str, family: str) -> None:
@@ -168,8 +168,8 @@ def environment(
     if held == wanted:
         return str(python)
 
-    session.run(sys.executable, "ci/lock.py", "--check", silent=True)
     tool = uv(session)
+    session.run(sys.executable, "ci/lock.py", "--check", silent=True)
     if not python.exists():
         session.run(tool, "venv", "--quiet", "--clear", "--python", base, at)
     stamp.unlink(missing_ok=True)
@@ -199,10 +199,10 @@ def image_environment(session: nox.Session) -> str:
     if not SYSTEM:
         held = ROOT / ".nox/image.txt"
         held.parent.mkdir(exist_ok=True)
-        # Not the system's own packages, whose versions may be ones that no Python tool reads.
-        held.write_text(
-            "".join(f"{found.name}=={found.version}\n" for found in distributions() if PLAIN(found.version))
-        )
+        # Without the system's own packages, whose versions may be ones that no Python tool reads.
+        readable = re.compile(r"[\d.]+((a|b|rc|\.post|\.dev)\d+)*(\+[\w.]+)?").fullmatch
+        pins = (f"{found.name}=={found.version}\n" for found in distributions() if readable(found.version))
+        held.write_text("".join(pins))
         core = "packages/tileops-core/pyproject.toml"
         install(session, sys.executable, "--constraints", str(held), "--requirements", core, "--group", "dev")
         install(session, sys.executable, *EDITABLE)
