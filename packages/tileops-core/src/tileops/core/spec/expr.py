@@ -183,7 +183,9 @@ class _Builder:
                 return Item(self.build(value), tuple(map(self.build, args)), at=at)
             case ast.Subscript(value=value, slice=index) if not isinstance(index, ast.Slice):
                 return Item(self.build(value), (self.build(index),), at=at)
-            case ast.GeneratorExp(elt=body, generators=[ast.comprehension(target=ast.Name(id=var), ifs=tests, is_async=0) as loop]):
+            case ast.GeneratorExp(
+                elt=body, generators=[ast.comprehension(target=ast.Name(id=var), ifs=tests, is_async=0) as loop]
+            ):
                 if len(tests) > 1:
                     raise ExprError("a comprehension takes one condition", at, code="S201")
                 test = self.build(tests[0]) if tests else None
@@ -231,7 +233,9 @@ def rewrite(node: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
             return rewrite(value, change)
         return tuple(map(part, value)) if isinstance(value, tuple) else value
 
-    return attrs.evolve(node, **{f.name: part(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name != "at"})
+    return attrs.evolve(
+        node, **{f.name: part(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name != "at"}
+    )
 
 
 def substitute(node: Expr, values: Mapping[str, Expr]) -> Expr:
@@ -315,7 +319,11 @@ class Symbolic(Concrete):
     def compare(left: str, rest: list[tuple[str, str]]) -> str:
         lefts = [left, *(x for _, x in rest)]
         pairs = [
-            f"sym.same({a}, {b})" if op == "==" else f"sym.not_(sym.same({a}, {b}))" if op == "!=" else f"({a} {op} {b})"
+            f"sym.same({a}, {b})"
+            if op == "=="
+            else f"sym.not_(sym.same({a}, {b}))"
+            if op == "!="
+            else f"({a} {op} {b})"
             for a, (op, b) in zip(lefts, rest, strict=False)
         ]
         return pairs[0] if len(pairs) == 1 else Symbolic.logic("and", pairs)
@@ -355,6 +363,7 @@ def _emit(node: Expr, name: Callable[[str], str], spell: type[_Spelling]) -> str
             case Item(value=value, args=args):
                 return f"{go(value)}[{', '.join(go(a) for a in args)}]"
             case Comp(body=body, var=var, over=over, test=test):
+
                 def local(id: str) -> str:
                     return f"_{var}" if id == var else name(id)
 

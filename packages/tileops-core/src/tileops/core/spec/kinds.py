@@ -140,7 +140,9 @@ class Scope:
             raise ExprError(f"unknown function '{name}'", node.at, did_you_mean(name, [*FUNCTIONS, "present"]), "S104")
         arity = _ARITY.get(name)
         if not args or arity not in (None, len(args)):
-            raise ExprError(f"{name}() takes {arity or 'some'} argument{'' if arity == 1 else 's'}, not {len(args)}", node.at)
+            raise ExprError(
+                f"{name}() takes {arity or 'some'} argument{'' if arity == 1 else 's'}, not {len(args)}", node.at
+            )
         if isinstance(args[0], Comp) and len(args) == 1 and name in ("all", "any", "sum", "min", "max"):
             self._comprehension(name, args[0])
         elif name in ("ceil_div", "visible") or (name in ("min", "max") and len(args) > 1):

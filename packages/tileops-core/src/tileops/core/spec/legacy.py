@@ -21,7 +21,9 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def _pairs(node: Node | None) -> list[tuple[Node, Node]]:
-    return [(k, v) for k, v in node.value if isinstance(k, yaml.ScalarNode)] if isinstance(node, yaml.MappingNode) else []
+    return (
+        [(k, v) for k, v in node.value if isinstance(k, yaml.ScalarNode)] if isinstance(node, yaml.MappingNode) else []
+    )
 
 
 def _get(node: Node | None, key: str) -> Node | None:
@@ -103,7 +105,9 @@ def _signature(node: Node, shapes: dict[str, str], elided: bool) -> Node:
             case "...":
                 continue
             case "inputs" | "outputs":
-                parts.append((key, _like(value, [(name, _tensor(name.value, decl, shapes)) for name, decl in _pairs(value)])))
+                parts.append(
+                    (key, _like(value, [(name, _tensor(name.value, decl, shapes)) for name, decl in _pairs(value)]))
+                )
             case "shape_rules" if isinstance(value, yaml.SequenceNode):
                 rules = [_rule(rule, shapes) for rule in value.value]
                 where = yaml.SequenceNode(value.tag, rules, value.start_mark, value.end_mark)
@@ -146,7 +150,9 @@ def _row(row: Node, signature: Node | None, drop_sizes: bool) -> Node:
     for key, value in _pairs(row):
         if key.value == "dtypes" and isinstance(value, yaml.SequenceNode):
             cases = [_like(d, [(_scalar(t.value, d), d) for t in unions]) for d in value.value]
-            parts.append((_scalar("dtype_cases", key), yaml.SequenceNode(value.tag, cases, value.start_mark, value.end_mark)))
+            parts.append(
+                (_scalar("dtype_cases", key), yaml.SequenceNode(value.tag, cases, value.start_mark, value.end_mark))
+            )
         elif isinstance(value, yaml.ScalarNode) and key.value != "label":
             words.append(f"{key.value}{value.value}")
             if not drop_sizes:

@@ -11,7 +11,6 @@ import attrs
 from tileops.core.spec.diagnostics import Place
 from tileops.core.spec.expr import Const, Expr
 
-frozen = attrs.frozen
 _NOWHERE = Place("<spec>")
 
 
@@ -19,7 +18,7 @@ def _place() -> Any:
     return attrs.field(default=_NOWHERE, eq=False, repr=False, kw_only=True)
 
 
-@frozen
+@attrs.frozen
 class FuncRef:
     """``module:function``, resolved when it is first asked for."""
 
@@ -33,7 +32,7 @@ class FuncRef:
         return function
 
 
-@frozen
+@attrs.frozen
 class Text:
     """An expression together with how its author wrote it."""
 
@@ -45,7 +44,7 @@ class Text:
         return self.source
 
 
-@frozen
+@attrs.frozen
 class Index:
     """A name of ``forall``: a Dim (int >= 0), a Shape (tuple of them) or a DType out of ``choices``."""
 
@@ -55,7 +54,7 @@ class Index:
     place: Place = _place()
 
 
-@frozen
+@attrs.frozen
 class ParamType:
     """``base`` is bool, int, float, literal, dtype or list[int]; ``choices`` holds literals or dtypes."""
 
@@ -64,11 +63,13 @@ class ParamType:
     optional: bool = False
 
     def __str__(self) -> str:
-        shown = {"literal": " | ".join(map(repr, self.choices)), "dtype": " | ".join(self.choices)}.get(self.base, self.base)
+        shown = {"literal": " | ".join(map(repr, self.choices)), "dtype": " | ".join(self.choices)}.get(
+            self.base, self.base
+        )
         return f"{shown} | None" if self.optional else shown
 
 
-@frozen
+@attrs.frozen
 class Param:
     """A field of the op. ``default`` is NOTHING where the caller must give it."""
 
@@ -78,7 +79,7 @@ class Param:
     place: Place = _place()
 
 
-@frozen
+@attrs.frozen
 class Predicate:
     """A named statement about a metadata tensor's content, such as ``offsets(T_q)``."""
 
@@ -88,7 +89,7 @@ class Predicate:
     place: Place = _place()
 
 
-@frozen
+@attrs.frozen
 class TensorDecl:
     """An input or output. ``dtype`` and ``shape`` are in the expression language."""
 
@@ -105,7 +106,7 @@ class TensorDecl:
     place: Place = _place()
 
 
-@frozen
+@attrs.frozen
 class NamedType:
     """``Mat[t, R, C]``: a shape with parameters."""
 
@@ -114,7 +115,7 @@ class NamedType:
     body: Expr
 
 
-@frozen
+@attrs.frozen
 class Rule:
     """A refinement of ``where``; ``hint`` is its author's own message."""
 
@@ -122,7 +123,7 @@ class Rule:
     hint: str | None = None
 
 
-@frozen
+@attrs.frozen
 class Symbolic:
     """An index that changes from call to call, under ``when`` if there is a condition."""
 
@@ -130,7 +131,7 @@ class Symbolic:
     when: Text | None = None
 
 
-@frozen
+@attrs.frozen
 class Signature:
     indices: Mapping[str, Index]
     params: Mapping[str, Param]
@@ -142,7 +143,7 @@ class Signature:
     symbolic: tuple[Symbolic, ...] = ()
 
 
-@frozen
+@attrs.frozen
 class Row:
     """A workload. ``values`` gives indices and params, ``content`` how metadata is generated."""
 
@@ -154,7 +155,7 @@ class Row:
     place: Place = _place()
 
 
-@frozen
+@attrs.frozen
 class Roofline:
     """Work of a call: expressions, or functions of the call. ``bytes`` None means each present tensor once."""
 
@@ -165,7 +166,7 @@ class Roofline:
     place: Place = _place()
 
 
-@frozen
+@attrs.frozen
 class GradCall:
     """One backward op: how its params and inputs come from the forward, and which gradients it gives."""
 
@@ -177,13 +178,13 @@ class GradCall:
     place: Place = _place()
 
 
-@frozen
+@attrs.frozen
 class Baselines:
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
 
 
-@frozen
+@attrs.frozen
 class Entry:
     """One operator."""
 

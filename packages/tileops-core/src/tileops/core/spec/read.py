@@ -27,7 +27,9 @@ _FUNC_REF = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SLUG = re.compile(r"[a-z0-9]+([-.][a-z0-9]+)*")
 
 
-def read_entry(src: Source, name: str, key: Node, node: Node, form: Literal["newer", "older"] = "newer") -> Entry | None:
+def read_entry(
+    src: Source, name: str, key: Node, node: Node, form: Literal["newer", "older"] = "newer"
+) -> Entry | None:
     """One entry; None where it has no signature to speak of."""
     if not _OP_NAME.fullmatch(name):
         src.error(key, "S106", f"'{name}' is no op's name", "write {Name}FwdOp or {Name}BwdOp")
@@ -69,7 +71,9 @@ def read_entry(src: Source, name: str, key: Node, node: Node, form: Literal["new
     )
 
 
-def _choice(src: Source, parts: Mapping[str, Node], key: str, allowed: tuple[str, ...], default: str | None) -> str | None:
+def _choice(
+    src: Source, parts: Mapping[str, Node], key: str, allowed: tuple[str, ...], default: str | None
+) -> str | None:
     if key not in parts:
         return default
     value = src.value(parts[key])
@@ -81,9 +85,22 @@ def _choice(src: Source, parts: Mapping[str, Node], key: str, allowed: tuple[str
 
 class _EntryReader:
     def __init__(
-        self, src: Source, name: str, parts: dict[str, Node], signature: Signature, scope: Scope, reader: SignatureReader
+        self,
+        src: Source,
+        name: str,
+        parts: dict[str, Node],
+        signature: Signature,
+        scope: Scope,
+        reader: SignatureReader,
     ) -> None:
-        self.src, self.name, self.parts, self.signature, self.scope, self.reader = src, name, parts, signature, scope, reader
+        self.src, self.name, self.parts, self.signature, self.scope, self.reader = (
+            src,
+            name,
+            parts,
+            signature,
+            scope,
+            reader,
+        )
 
     def string(self, key: str) -> str:
         return self.src.string(self.parts[key], f"'{key}' of {self.name}") if key in self.parts else ""
@@ -135,7 +152,9 @@ class _EntryReader:
     def _row(self, node: Node) -> Row:
         sig = self.signature
         sizes = {n: i for n, i in sig.indices.items() if i.kind != "DType"}
-        parts = self.src.mapping(node, f"a row of {self.name}", (*sizes, *sig.params, "some", "dtype_cases", "values", "label"))
+        parts = self.src.mapping(
+            node, f"a row of {self.name}", (*sizes, *sig.params, "some", "dtype_cases", "values", "label")
+        )
         label = self.src.string(parts["label"], "a row's label") if "label" in parts else ""
         if "label" not in parts:
             self.src.error(node, "S102", f"a row of {self.name} lacks 'label'")
@@ -157,7 +176,9 @@ class _EntryReader:
         optional = [n for n, t in sig.inputs.items() if t.optional]
         for name in some:
             if name not in optional:
-                self.src.error(parts["some"], "S301", f"'some' names '{name}', no optional input", did_you_mean(name, optional))
+                self.src.error(
+                    parts["some"], "S301", f"'some' names '{name}', no optional input", did_you_mean(name, optional)
+                )
         content: dict[str, Predicate] = {}
         if "values" in parts:
             for name, key, part in self.src.items(parts["values"], "a row's values"):
@@ -187,7 +208,9 @@ class _EntryReader:
                 allowed = choices.get(name, tuple(BITS))
                 if dtype not in allowed:
                     shown = " or ".join(allowed) if name in choices else "a dtype"
-                    self.src.error(part, "S301", f"'{name}' must be {shown}, not {dtype!r}", did_you_mean(str(dtype), allowed))
+                    self.src.error(
+                        part, "S301", f"'{name}' must be {shown}, not {dtype!r}", did_you_mean(str(dtype), allowed)
+                    )
                 else:
                     case[name] = dtype
             cases.append(case)
@@ -231,7 +254,9 @@ class _EntryReader:
         if isinstance(node, yaml.ScalarNode) and _FUNC_REF.fullmatch(node.value):
             return FuncRef(node.value, place=self.src.place(node))
         content: dict[str, Kind] = {n: "any" for n, t in self.signature.inputs.items() if t.requires or t.values}
-        return self.text(node, f"'{key}' of roofline", "number", Scope({**content, **self.scope.names}, self.scope.tensors))
+        return self.text(
+            node, f"'{key}' of roofline", "number", Scope({**content, **self.scope.names}, self.scope.tensors)
+        )
 
     def grad(self) -> tuple[GradCall, ...]:
         if "grad" not in self.parts:
@@ -272,8 +297,12 @@ class _EntryReader:
         try:
             for wrapped in _wrapped(text, ("grad", "saved")):
                 if wrapped not in self.signature.outputs:
-                    raise ExprError(f"'{wrapped}' is no output", 0, did_you_mean(wrapped, self.signature.outputs), "S104")
-            plain = rewrite(text.expr, lambda n: Const(0) if isinstance(n, Func) and n.name in ("grad", "saved") else None)
+                    raise ExprError(
+                        f"'{wrapped}' is no output", 0, did_you_mean(wrapped, self.signature.outputs), "S104"
+                    )
+            plain = rewrite(
+                text.expr, lambda n: Const(0) if isinstance(n, Func) and n.name in ("grad", "saved") else None
+            )
             Scope({**tensors, **self.scope.names}, self.scope.tensors).infer(plain)
         except ExprError as e:
             self.src.fault(node, e, what)
@@ -298,7 +327,6 @@ class _EntryReader:
 
 
 def _wrapped(text: Text, functions: tuple[str, ...]) -> list[str]:
-
 
     return [
         n.args[0].id

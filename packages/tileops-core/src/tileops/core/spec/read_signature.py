@@ -161,7 +161,9 @@ class SignatureReader:
             self.src.error(node, "S102", f"{what} lacks 'type'")
             return
         type_node = parts["type"]
-        expr = self.src.expr(type_node, self.src.string(type_node, f"the type of {what}") or "bool", f"the type of {what}")
+        expr = self.src.expr(
+            type_node, self.src.string(type_node, f"the type of {what}") or "bool", f"the type of {what}"
+        )
         type_ = _param_type(expr) if expr else None
         if type_ is None:
             if expr:
@@ -186,7 +188,12 @@ class SignatureReader:
                     params = tuple(cast(Name, a).id for a in args)
                     stray = names(body.expr) - {*params}
                     if stray:
-                        self.src.error(node, "S104", f"unknown name '{min(stray)}' in type {name}", did_you_mean(min(stray), params))
+                        self.src.error(
+                            node,
+                            "S104",
+                            f"unknown name '{min(stray)}' in type {name}",
+                            did_you_mean(min(stray), params),
+                        )
                     self.types[name] = NamedType(name, params, body.expr)
             case Expr():
                 self.src.error(node, "S107", f"'{head}' is no type's head", "write it as Name[a, b]")
@@ -241,7 +248,9 @@ class SignatureReader:
                     declared = self.types[name]
                     if len(args) != len(declared.params):
                         wanted = ", ".join(declared.params)
-                        raise ExprError(f"{name}[{wanted}] takes {len(declared.params)} arguments, not {len(args)}", n.at)
+                        raise ExprError(
+                            f"{name}[{wanted}] takes {len(declared.params)} arguments, not {len(args)}", n.at
+                        )
                     return substitute(declared.body, dict(zip(declared.params, args, strict=True)))
             return None
 
@@ -293,12 +302,19 @@ class SignatureReader:
                 self._check_dtype(other, what)
             case Func(name="same_as", args=(Name(id=id),)):
                 if id not in self.inputs:
-                    raise ExprError(f"same_as() names an input declared before, not '{id}'", expr.at, did_you_mean(id, self.inputs), "S104")
+                    raise ExprError(
+                        f"same_as() names an input declared before, not '{id}'",
+                        expr.at,
+                        did_you_mean(id, self.inputs),
+                        "S104",
+                    )
             case Func(name="coalesce", args=(Name() as first, second)):
                 self._check_dtype(first, what)
                 self._check_dtype(second, what)
             case _:
-                raise ExprError("not a dtype", expr.at, "a name, a | b, same_as(x), coalesce(param, T) or a conditional")
+                raise ExprError(
+                    "not a dtype", expr.at, "a name, a | b, same_as(x), coalesce(param, T) or a conditional"
+                )
 
     def _layout(self, node: Node, what: str) -> str | None:
         expr = self.src.expr(node, self.src.string(node, f"'layout' of {what}"), f"'layout' of {what}")
@@ -334,7 +350,9 @@ class SignatureReader:
         statement = PREDICATES.get(name)
         if statement is None or len(args) != len(statement.params):
             hint = did_you_mean(name, PREDICATES) if statement is None else f"{name}({', '.join(statement.params)})"
-            self.src.error(node, "S110", f"{what} is no statement about content", hint or f"one of {', '.join(PREDICATES)}")
+            self.src.error(
+                node, "S110", f"{what} is no statement about content", hint or f"one of {', '.join(PREDICATES)}"
+            )
             return None
         tensors: dict[str, Kind] = dict.fromkeys(self.tensors, "any")
         try:
@@ -366,7 +384,9 @@ class SignatureReader:
         else:
             name, key, condition = self.src.string(node, "an item of 'symbolic'"), node, None
         if name not in self.indices:
-            self.src.error(key, "S104", f"'symbolic' names the unknown index '{name}'", did_you_mean(name, self.indices))
+            self.src.error(
+                key, "S104", f"'symbolic' names the unknown index '{name}'", did_you_mean(name, self.indices)
+            )
             return None
         return Symbolic(name, condition)
 

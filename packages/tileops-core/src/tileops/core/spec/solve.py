@@ -32,10 +32,8 @@ from tileops.core.spec.expr import (
 )
 from tileops.core.spec.model import Entry, ParamType, Rule, Signature, TensorDecl
 
-frozen = attrs.frozen
 
-
-@frozen
+@attrs.frozen
 class Position:
     """``fixed`` axes plus the lengths of ``splices``, counted from the front or from the back."""
 
@@ -44,7 +42,7 @@ class Position:
     from_end: bool = False
 
 
-@frozen
+@attrs.frozen
 class Rank:
     """The tensor has ``fixed`` axes plus the lengths of ``known``; at least so many if a splice is ``open``."""
 
@@ -54,7 +52,7 @@ class Rank:
     open: bool
 
 
-@frozen
+@attrs.frozen
 class SolveAxis:
     """``scale * name + rest`` is the axis's size; ``rest`` None means nothing is added."""
 
@@ -65,7 +63,7 @@ class SolveAxis:
     rest: Expr | None = None
 
 
-@frozen
+@attrs.frozen
 class SolveSplice:
     tensor: str
     start: Position
@@ -73,34 +71,34 @@ class SolveSplice:
     name: str
 
 
-@frozen
+@attrs.frozen
 class CheckAxis:
     tensor: str
     at: Position
     expr: Expr
 
 
-@frozen
+@attrs.frozen
 class CheckSplice:
     tensor: str
     start: Position
     expr: Expr
 
 
-@frozen
+@attrs.frozen
 class SolveDType:
     tensor: str
     name: str
     choices: tuple[str, ...]
 
 
-@frozen
+@attrs.frozen
 class CheckDType:
     tensor: str
     options: tuple[Expr, ...]
 
 
-@frozen
+@attrs.frozen
 class Derive:
     """A name of ``let``."""
 
@@ -108,7 +106,7 @@ class Derive:
     expr: Expr
 
 
-@frozen
+@attrs.frozen
 class Require:
     rule: Rule
     expr: Expr
@@ -117,7 +115,7 @@ class Require:
 Step = Rank | SolveAxis | SolveSplice | CheckAxis | CheckSplice | SolveDType | CheckDType | Derive | Require
 
 
-@frozen
+@attrs.frozen
 class Folded:
     """A tensor's axes, dtype and (for outputs) condition in one variant."""
 
@@ -127,7 +125,7 @@ class Folded:
     when: Expr
 
 
-@frozen
+@attrs.frozen
 class Solution:
     """The steps of a variant in order, its outputs, the indices it binds, and what it can't: (place, message) pairs."""
 
@@ -141,7 +139,7 @@ def tests(signature: Signature) -> tuple[Expr, ...]:
     """The conditions over params and presence by which shapes and dtypes are folded, in order of appearance."""
     found: dict[Expr, None] = {}
     for tensor in (*signature.inputs.values(), *signature.outputs.values()):
-        for node in (*walk(tensor.shape.expr), *walk(_plain_dtype(tensor.dtype.expr))):
+        for node in (*walk(tensor.shape.expr), *walk(plain_dtype(tensor.dtype.expr))):
             if isinstance(node, IfElse) and names(node.test) <= signature.params.keys():
                 found[node.test] = None
     return tuple(found)
@@ -181,7 +179,7 @@ def fold(expr: Expr, present: Mapping[str, bool], truth: Mapping[Expr, bool]) ->
 
 
 def _axes(shape: Expr) -> tuple[Expr, ...]:
-    return shape.items if isinstance(shape, Seq) else (shape,)
+    return shape.items if isinstance(shape, Seq) else (Star(shape),)
 
 
 def _linear(expr: Expr, name: str) -> tuple[int, Expr | None] | None:
@@ -236,8 +234,8 @@ class _Solver:
                 case Name(id=id) if id in self.sig.indices and id not in self.known:
                     self.steps.append(SolveDType(tensor.decl.name, id, self.sig.indices[id].choices))
                     self.known.add(id)
-                case expr if all(self._is_known(o) for o in _options(expr)):
-                    self.checks.append(CheckDType(tensor.decl.name, _options(expr)))
+                case expr if all(self._is_known(o) for o in dtype_options(expr)):
+                    self.checks.append(CheckDType(tensor.decl.name, dtype_options(expr)))
                 case _:
                     continue
             self.dtypes.remove(tensor)
@@ -296,15 +294,20 @@ class _Solver:
             case expr if not lone and len(unknown := names(expr) - self.known) == 1:
                 (id,) = unknown
                 linear = _linear(expr, id)
-                if linear is not None and linear[0] > 0 and id in self.sig.indices and (linear[1] is None or self._is_known(linear[1])):
+                if (
+                    linear is not None
+                    and linear[0] > 0
+                    and id in self.sig.indices
+                    and (linear[1] is None or self._is_known(linear[1]))
+                ):
                     self.known.add(id)
                     return SolveAxis(name, at, id, *linear)
         return None
 
 
-def _options(dtype: Expr) -> tuple[Expr, ...]:
+def dtype_options(dtype: Expr) -> tuple[Expr, ...]:
     if isinstance(dtype, Binary) and dtype.op == "|":
-        return (*_options(dtype.left), *_options(dtype.right))
+        return (*dtype_options(dtype.left), *dtype_options(dtype.right))
     return (dtype,)
 
 
@@ -313,7 +316,9 @@ def solve(signature: Signature, present: Mapping[str, bool], truth: Mapping[Expr
 
     def folded(decl: TensorDecl) -> Folded:
         when = fold(decl.when.expr, present, truth) if decl.when else Const(True)
-        return Folded(decl, _axes(fold(decl.shape.expr, present, truth)), fold(_plain_dtype(decl.dtype.expr), present, truth), when)
+        return Folded(
+            decl, _axes(fold(decl.shape.expr, present, truth)), fold(plain_dtype(decl.dtype.expr), present, truth), when
+        )
 
     solver = _Solver(signature, tuple(folded(d) for n, d in signature.inputs.items() if present[n]))
     solver.run()
@@ -343,7 +348,7 @@ def _unbound(expr: Expr, known: set[str], place: Any, what: str) -> list[tuple[A
     return [(place, f"{what} uses '{n}', which is unbound") for n in sorted(names(expr) - known)]
 
 
-def _plain_dtype(dtype: Expr) -> Expr:
+def plain_dtype(dtype: Expr) -> Expr:
     """``coalesce(p, T)`` as the conditional that it is; ``same_as(x)`` stays: only a call knows x's dtype."""
 
     def change(node: Expr) -> Expr | None:
@@ -409,13 +414,15 @@ def check_solvable(entry: Entry) -> Iterator[Diagnostic]:
         determined.update(solution.bound)
         absent = [n for n, there in present.items() if not there]
         for fault in solution.faults:
-            faults.setdefault(fault, f" when {' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} absent" if absent else "")
+            faults.setdefault(
+                fault, f" when {' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} absent" if absent else ""
+            )
     for index in signature.indices.values():
         if index.name not in determined:
             message = f"no call can determine the index '{index.name}'"
-            yield Diagnostic(index.place, "error", "S205", message, "let it stand alone on some axis of an input, or as c*X + e")
+            yield Diagnostic(
+                index.place, "error", "S205", message, "let it stand alone on some axis of an input, or as c*X + e"
+            )
     for (place, message), absent_text in faults.items():
         if not any(f"'{i}'" in message for i in signature.indices if i not in determined):
             yield Diagnostic(place, "error", "S206", message + absent_text)
-
-

@@ -53,7 +53,9 @@ class Source:
     def compose(self, text: str) -> Node | None:
         """The root node, or None where the text is no YAML (which is then among the findings)."""
         if len(text) > MAX_BYTES:
-            self.found.error(Place(self.path), "S001", f"a file of {len(text)} characters; at most {MAX_BYTES} are read")
+            self.found.error(
+                Place(self.path), "S001", f"a file of {len(text)} characters; at most {MAX_BYTES} are read"
+            )
             return None
         try:
             root = yaml.compose(text, Loader=_Loader)
@@ -115,7 +117,9 @@ class Source:
                 seen[key.value] = key.start_mark.line + 1
                 yield key.value, key, value
 
-    def mapping(self, node: Node, what: str, allowed: Mapping[str, Any] | tuple[str, ...] | None = None) -> dict[str, Node]:
+    def mapping(
+        self, node: Node, what: str, allowed: Mapping[str, Any] | tuple[str, ...] | None = None
+    ) -> dict[str, Node]:
         """A mapping's values by key; keys outside ``allowed`` are findings."""
         out = {}
         for key, key_node, value in self.items(node, what):

@@ -1,0 +1,134 @@
+"""The contract of an operator: a frozen value whose fields are its entry's params and whose call is its entry's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from tileops.core import torch_ops
+from tileops.core.check import Call, TensorMeta
+from tileops.core.dtypes import dtype_name, torch_dtype
+from tileops.core.errors import CheckError, TileOpsError
+from tileops.core.families import load_spec, spec_path
+from tileops.core.plan import State, forward_ad, state_of
+from tileops.core.roofline import Work, work
+from tileops.core.spec import Entry
+from tileops.core.workloads import bare_meta
+
+_is_compiling = torch.compiler.is_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+Result = Any  # a tensor, a tuple of those that are present, or None where the op only mutates
+
+
+class Op:
+    """Base of all operators. A subclass is ``attrs.define(frozen=True)``: its fields are the params, in spec order.
+
+    The entry is found by the class's name in the ``_spec.yaml`` of its package, or in the file that ``spec`` names. Equal
+    params make equal ops, and equal ops share what is learnt about their calls. Thread-safe.
+    """
+
+    __slots__ = ("__weakref__", "_state")
+    spec: ClassVar[Path | None] = None
+    entry: ClassVar[Entry]
+    _state: State
+
+    @classmethod
+    def __attrs_init_subclass__(cls) -> None:
+        path = cls.spec or spec_path(cls.__module__)
+        known = load_spec(path) if path else {}
+        if cls.__name__ not in known:
+            raise TileOpsError(f"{cls.__module__}.{cls.__name__} has no entry in {path or 'any _spec.yaml around it'}")
+        cls.entry = known[cls.__name__]
+        torch_ops.define(cls.entry, cls)
+
+    def __attrs_post_init__(self) -> None:
+        params = self.entry.signature.params
+        given = {n: getattr(self, n) for n in params}
+        canonical = torch_ops.checker_of(self.entry).params({n: dtype_name(v) for n, v in given.items()})
+        for name, value in canonical.items():
+            value = torch_dtype(value) if params[name].type.base == "dtype" and value is not None else value
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_state", state_of(type(self), tuple(canonical.values())))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, n) for n in self.entry.signature.params)
+
+    def run(self, *inputs: Tensor | None) -> Result:
+        """Check and run one call; ``inputs`` are in spec order, absent ones None.
+
+        Returns the output, or a tuple of the outputs that are present, or None where there are none. Raises CheckError for
+        a call outside the signature, NoKernelError or BackendError where the device can't serve it.
+        """
+        state = self._state
+        if _is_compiling():
+            return torch_ops.traced(state, inputs)
+        if not _dispatch_modes() and forward_ad._current_level < 0:
+            for matches, plan in state.guards:
+                if matches(*inputs):
+                    state.local.plan = plan
+                    return plan.launch(*inputs)
+        return state.slow(inputs)
+
+    def bind(self, *inputs: Any, **dtypes: Any) -> Call:
+        """The checked Call of inputs in spec order, without running it.
+
+        An input is a tensor, a TensorMeta, a bare shape or None. A bare shape takes its dtype from ``dtypes``, by the name of
+        its dtype index or its own: ``op.bind((4096, 7168), (4096, 7168), T=torch.bfloat16)``.
+        """
+        names = list(self.entry.signature.inputs)
+        if len(inputs) > len(names):
+            raise CheckError(
+                self.entry.name, None, f"{len(inputs)} inputs", f"at most {len(names)}: {', '.join(names)}"
+            )
+        case = {n: dtype_name(d) for n, d in dtypes.items()}
+        metas: dict[str, TensorMeta | None] = {}
+        device = "meta"
+        for name, given in zip(names, inputs, strict=False):
+            if isinstance(given, Tensor):
+                metas[name], device = torch_ops.meta_of(given), str(given.device)
+            elif given is None or isinstance(given, TensorMeta):
+                metas[name] = given
+            else:
+                metas[name] = bare_meta(self.entry, name, given, case)
+        return self._state.checker.bind(self._state.params, metas, device)
+
+    def roofline(self, call: Call) -> Work:
+        """Work of a call: floating point operations and bytes, from the spec alone."""
+        return work(call)
+
+    def eval_roofline(self) -> Work:
+        """Work of this thread's last call of this op (of any equal value); raises TileOpsError before the first."""
+        plan = getattr(self._state.local, "plan", None)
+        if plan is None:
+            raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
+        return work(plan.call)
+
+
+def make_op(entry_name: str, spec: Path, **namespace: Any) -> type[Op]:
+    """An operator class made from a spec file alone, for specs that come without a class of their own."""
+    entry: Entry = load_spec(spec)[entry_name]
+    fields: Mapping[str, Any] = {
+        n: attrs.field(default=p.default) if p.default is not attrs.NOTHING else attrs.field()
+        for n, p in entry.signature.params.items()
+    }
+
+    def call(self: Op, *inputs: Tensor | None) -> Result:
+        return self.run(*inputs)
+
+    body = {
+        "__call__": call,
+        "__slots__": (),
+        "spec": spec,
+        "__module__": __name__,
+        "__doc__": entry.summary,
+        **namespace,
+    }
+    base = type(f"_{entry_name}", (Op,), body)
+    cls: type[Op] = attrs.make_class(entry_name, dict(fields), bases=(base,), frozen=True, slots=True)
+    return cls

@@ -1,0 +1,155 @@
+"""What is learnt about the calls of an op value: cached plans, and guards in front of them.
+
+A plan is a checked call bound to what runs it. Eight guards, newest first, recognise the latest calls in one C++ check each;
+the plans behind them are keyed by every tensor's shape, strides, dtype, device and alignment, and bounded in number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from tileops.core import backend, torch_ops
+from tileops.core.check import Call, Checker
+from tileops.core.errors import CheckError, TileOpsError
+from tileops.core.spec import Entry
+
+if TYPE_CHECKING:
+    from tileops.core.op import Op
+
+try:
+    from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+except ImportError:  # private: its absence costs speed only
+    _TensorGuards = None
+
+MAX_GUARDS = 8
+MAX_PLANS = 1024
+MAX_STATES = 1024
+ALIGNMENT = 16
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_functorch = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+Inputs = tuple[Tensor | None, ...]
+
+
+@attrs.frozen
+class Plan:
+    """``launch`` gives what the caller gets; ``outputs`` says which of the entry's outputs that holds."""
+
+    call: Call
+    launch: Callable[..., Any]
+    outputs: tuple[bool, ...]
+
+
+class State:
+    """The plans of one op value. Shared by equal ops; thread-safe."""
+
+    def __init__(self, cls: type[Op], values: tuple[Any, ...]) -> None:
+        self.cls = cls
+        self.entry: Entry = cls.entry
+        self.checker: Checker = torch_ops.checker_of(cls.entry)
+        self.values = values
+        self.params = dict(zip(cls.entry.signature.params, values, strict=True))
+        self.operator = torch_ops.operator_of(cls.entry)
+        self.guards: tuple[tuple[Callable[..., bool], Plan], ...] = ()
+        self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.local = threading.local()
+        self.lock = threading.Lock()
+
+    def slow(self, inputs: Inputs) -> Any:
+        """Everything that no guard recognised."""
+        self._check_types(inputs)
+        if forward_ad._current_level >= 0 and any(
+            t is not None and forward_ad.unpack_dual(t).tangent is not None for t in inputs
+        ):
+            raise TileOpsError(
+                f"{self.entry.name}: forward-mode differentiation is not supported; use reverse mode or torch.func.vjp"
+            )
+        if _dispatch_modes() or _functorch() is not None or not all(t is None or _is_plain(t) for t in inputs):
+            return torch_ops.traced(self, inputs)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            return torch_ops.differentiable(self, inputs)
+        plan = self.plan(inputs)
+        if _TensorGuards is not None:
+            guard = _guard(inputs)
+            with self.lock:
+                self.guards = ((guard, plan), *self.guards[: MAX_GUARDS - 1])
+        self.local.plan = plan
+        return plan.launch(*inputs)
+
+    def plan(self, inputs: Inputs) -> Plan:
+        """The plan of a call, made if need be."""
+        key = tuple(None if t is None else _tensor_key(t) for t in inputs)
+        plan = self.plans.get(key)
+        if plan is None:
+            metas = {
+                n: None if t is None else torch_ops.meta_of(t)
+                for n, t in zip(self.entry.signature.inputs, inputs, strict=True)
+            }
+            device = next(t.device for t in inputs if t is not None)
+            call = self.checker.bind(self.params, metas, str(device))
+            plan = backend.plan(self, call)
+        with self.lock:
+            self.plans[key] = plan
+            self.plans.move_to_end(key)
+            if len(self.plans) > MAX_PLANS:
+                self.plans.popitem(last=False)
+        return plan
+
+    def _check_types(self, inputs: Inputs) -> None:
+        names = self.entry.signature.inputs
+        if len(inputs) != len(names):
+            raise CheckError(self.entry.name, None, f"{len(inputs)} inputs", f"{len(names)}: {', '.join(names)}")
+        home: tuple[str, torch.device] | None = None
+        for name, t in zip(names, inputs, strict=True):
+            if t is None:
+                continue
+            if not isinstance(t, Tensor):
+                raise CheckError(self.entry.name, name, f"a {type(t).__name__}", "a tensor")
+            if t.layout is not torch.strided:
+                raise CheckError(self.entry.name, name, f"a tensor of layout {t.layout}", "a strided tensor")
+            home = home or (name, t.device)
+            if t.device != home[1]:
+                raise CheckError(self.entry.name, name, f"a tensor on {t.device}", f"{home[1]}, where {home[0]} is")
+        if home is None:
+            raise CheckError(self.entry.name, None, "no tensor", "at least one, to tell the device")
+
+
+@lru_cache(maxsize=MAX_STATES)
+def state_of(cls: type[Op], values: tuple[Any, ...]) -> State:
+    """The one State of an op class with these canonical params."""
+    return State(cls, values)
+
+
+def _is_plain(t: Tensor) -> bool:
+    """A tensor with data of its own, so that a kernel can be launched on it."""
+    return type(t) in _PLAIN and not t.is_meta
+
+
+def _tensor_key(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % ALIGNMENT == 0
+
+
+def _guard(inputs: Inputs) -> Callable[..., bool]:
+    """Whether a call is like this one, in one C++ check of type, dispatch keys, dtype, device, requires_grad, sizes, strides."""
+    there = [i for i, t in enumerate(inputs) if t is not None]
+    tensors: Sequence[Any] = [inputs[i] for i in there]
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    if len(there) < len(inputs):
+        absent = [i for i, t in enumerate(inputs) if t is None]
+        check_present = check
+        check = lambda *ts: all(ts[i] is None for i in absent) and check_present(*[ts[i] for i in there])  # noqa: E731
+    if any(t.requires_grad for t in tensors):  # planned while gradients were off: good only while they are
+        plain = check
+        check = lambda *ts: not torch.is_grad_enabled() and plain(*ts)  # noqa: E731
+    return check

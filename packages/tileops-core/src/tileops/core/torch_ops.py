@@ -1,0 +1,189 @@
+"""Every op as one operator of the torch namespace ``tileops``: schema and fake function from its entry, autograd outside it.
+
+``torch.ops.tileops`` is private: an operator has no autograd formula, and the front door (``Op.run``) puts one around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tileops.core.check import Checker, TensorMeta
+from tileops.core.dtypes import dtype_name, torch_dtype
+from tileops.core.errors import TileOpsError
+from tileops.core.spec import Entry
+
+if TYPE_CHECKING:
+    from tileops.core.op import Op
+    from tileops.core.plan import State
+
+NAMESPACE = "tileops"
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_SCHEMA_TYPES = {"bool": "bool", "int": "int", "float": "float", "literal": "str", "dtype": "str", "list[int]": "int[]"}
+_defined: dict[str, Entry] = {}
+
+
+@cache
+def checker_of(entry: Entry) -> Checker:
+    """The one Checker of an entry."""
+    return Checker(entry)
+
+
+def operator_of(entry: Entry) -> Callable[..., Any]:
+    """The torch operator of a defined entry: inputs, then params, in spec order."""
+    operator: Callable[..., Any] = getattr(getattr(torch.ops, NAMESPACE), entry.name).default
+    return operator
+
+
+def meta_of(t: Tensor) -> TensorMeta:
+    """Shape, dtype and strides of a tensor."""
+    return TensorMeta(tuple(t.shape), dtype_name(t.dtype), t.stride())
+
+
+def schema(entry: Entry) -> str:
+    """The operator's schema, such as ``f(Tensor a, Tensor? w, bool r) -> (Tensor, Tensor?)``."""
+    sig = entry.signature
+    arguments = []
+    for i, tensor in enumerate(sig.inputs.values()):
+        alias = f"(a{i}!)" if tensor.mutated else ""
+        arguments.append(f"Tensor{alias}{'?' if tensor.optional or tensor.when else ''} {tensor.name}")
+    for param in sig.params.values():
+        arguments.append(f"{_SCHEMA_TYPES[param.type.base]}{'?' if param.type.optional else ''} {param.name}")
+    results = [f"Tensor{'?' if output.when else ''}" for output in sig.outputs.values()]
+    shown = results[0] if len(results) == 1 else f"({', '.join(results)})"
+    return f"{entry.name}({', '.join(arguments)}) -> {shown}"
+
+
+def define(entry: Entry, cls: type[Op]) -> None:
+    """Register an entry's operator, once; a second class for it must have the same entry."""
+    known = _defined.get(entry.name)
+    if known is not None:
+        if known != entry:
+            raise TileOpsError(
+                f"{entry.name} is defined already, by {known.place}; {entry.place} has another entry of that name"
+            )
+        return
+    _LIBRARY.define(schema(entry), tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(entry.name, _implementation(entry, cls), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{entry.name}", _fake(entry), lib=_LIBRARY)
+    _defined[entry.name] = entry
+
+
+def _implementation(entry: Entry, cls: type[Op]) -> Callable[..., Any]:
+    from tileops.core.plan import state_of
+
+    count = len(entry.signature.inputs)
+
+    def run(*args: Any) -> Any:
+        state = state_of(cls, tuple(tuple(a) if isinstance(a, list) else a for a in args[count:]))
+        plan = state.plan(args[:count])
+        return unpack(plan.launch(*args[:count]), plan.outputs)
+
+    return run
+
+
+def _fake(entry: Entry) -> Callable[..., Any]:
+    """Output tensors without data, from the same checks as a real call, sizes possibly symbolic."""
+    sig = entry.signature
+    count = len(sig.inputs)
+
+    def fake(*args: Any) -> Any:
+        tensors: Sequence[Tensor | None] = args[:count]
+        params = dict(zip(sig.params, (tuple(a) if isinstance(a, list) else a for a in args[count:]), strict=True))
+        device = next(t.device for t in tensors if t is not None)
+        _, run = checker_of(entry).variant(params, [t is not None for t in tensors], symbolic=True)
+        shapes = [None if t is None else tuple(t.shape) for t in tensors]
+        dtypes = [None if t is None else dtype_name(t.dtype) for t in tensors]
+        _, out_shapes, out_dtypes = run(params, shapes, dtypes)
+        by_name = dict(zip(sig.inputs, tensors, strict=True))
+        outputs = []
+        for output, shape, dtype in zip(sig.outputs.values(), out_shapes, out_dtypes, strict=True):
+            like = by_name[output.layout] if output.layout else None
+            if shape is None:
+                outputs.append(None)
+            elif like is not None:
+                outputs.append(torch.empty_like(like, dtype=torch_dtype(dtype)))
+            else:
+                outputs.append(torch.empty(shape, dtype=torch_dtype(dtype), device=device))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    return fake
+
+
+# -- what a caller gets: the outputs that are present --------------------------------------------------------------------
+
+
+def pack(returned: Any) -> Any:
+    """An operator's (or a reference's) return as the caller gets it: absent outputs left out, a single one bare."""
+    if not isinstance(returned, (tuple, list)):
+        return returned
+    present = tuple(r for r in returned if r is not None)
+    return present[0] if len(present) == 1 else present or None
+
+
+def unpack(packed: Any, present: Sequence[bool]) -> Any:
+    """The reverse: in the schema's form, with None for absent outputs."""
+    values = iter(packed if isinstance(packed, tuple) else (packed,))
+    outputs = [next(values) if p else None for p in present]
+    return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+
+# -- gradients -----------------------------------------------------------------------------------------------------------
+
+
+def needs_gradient(inputs: Sequence[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+
+
+def traced(state: State, inputs: Sequence[Tensor | None]) -> Any:
+    """A call through the operator: under a tracer, a dispatch mode, or with tensors that are not plain."""
+    if needs_gradient(inputs):
+        return _WithoutGradient.apply(state, True, *inputs)
+    return pack(state.operator(*inputs, *state.values))
+
+
+def differentiable(state: State, inputs: Sequence[Tensor | None]) -> Any:
+    """A call whose inputs need a gradient."""
+    return _WithoutGradient.apply(state, False, *inputs)
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """For an op without ``grad``: the forward runs, and a backward raises instead of giving silent zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, state: State, through_operator: bool, *inputs: Tensor | None) -> Any:
+        ctx.name = state.entry.name
+        ctx.count = len(inputs)
+        if not through_operator:
+            plan = state.plan(inputs)
+            state.local.plan = plan
+            return plan.launch(*inputs)
+        ctx.save_for_backward(*inputs)
+        return pack(state.operator(*inputs, *state.values))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        saved = ctx.saved_tensors or (None,) * ctx.count
+        if not saved or saved[0] is None:
+            raise _no_gradient(ctx.name)
+        return None, None, *(None if t is None else torch.ops.tileops.refuse_gradient(t, ctx.name) for t in saved)
+
+
+def _no_gradient(name: str) -> TileOpsError:
+    return TileOpsError(
+        f"{name} has no gradient: its spec entry declares no 'grad'. Call it under torch.no_grad(), or detach its inputs"
+    )
+
+
+def _refuse_gradient(like: Tensor, op: str) -> Tensor:
+    raise _no_gradient(op)
+
+
+# A traced backward may be built without ever being run: the refusal must wait until it is.
+_LIBRARY.define("refuse_gradient(Tensor like, str op) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::refuse_gradient", lambda like, op: torch.empty_like(like), lib=_LIBRARY)
