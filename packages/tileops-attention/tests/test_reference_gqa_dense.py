@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from tileops.attention import reference
+from tileops.attention import GQADenseFwdOp, reference
 from tileops.attention.reference import gqa_dense, gqa_dense_model
 from tileops.attention.roofline import gqa_dense_bytes
-from tileops.core.check.call import Call, TensorMeta
+from tileops.core.check.call import TensorMeta
+from tileops.core.errors import CheckError
 
 INF, NAN = float("inf"), float("nan")
 DEFAULTS = {
@@ -505,18 +506,41 @@ def test_the_bytes_of_a_call_are_those_that_some_query_needs(
     rows = [seen(i, S_q, S_kv, is_causal, left, right) for i in range(S_q)]
     queries, keys = sum(map(bool, rows)), len(set().union(*rows))
     B, H, H_kv, D, D_v = 2, 4, 2, 8, 16
-    call = Call(
-        entry=None,  # type: ignore[arg-type] # the function does not ask for it
-        params={"is_causal": is_causal, "window_size_left": left, "window_size_right": right},
-        indices={"S_q": S_q, "S_kv": S_kv},
-        inputs={
-            "q": TensorMeta((B, S_q, H, D), "float16"),
-            "k": TensorMeta((B, S_kv, H_kv, D), "float16"),
-            "v": TensorMeta((B, S_kv, H_kv, D_v), "float16"),
-            "sinks": TensorMeta((H,), "float32"),
-            "alibi_slopes": None,
-        },
-        outputs={"o": TensorMeta((B, S_q, H, D_v), "float16"), "lse": TensorMeta((B, H, S_q), "float32")},
-    )
+    op = GQADenseFwdOp(is_causal=is_causal, window_size_left=left, window_size_right=right, return_lse=True)
+    call = op.bind((B, S_q, H, D), (B, S_kv, H_kv, D), (B, S_kv, H_kv, D_v), (H,), T="float16")
     read = 2 * B * (queries * H * D + keys * H_kv * (D + D_v)) + 4 * H
     assert gqa_dense_bytes(call) == read + 2 * B * S_q * H * D_v + 4 * B * H * S_q
+
+
+def test_an_expanded_kv_head_is_read_once() -> None:
+    expanded = TensorMeta((2, 5, 4, 8), "float16", strides=(40, 8, 0, 1))
+    call = GQADenseFwdOp().bind((2, 3, 4, 8), expanded, expanded, T="float16")
+    assert gqa_dense_bytes(call) == 2 * (2 * 3 * 4 * 8 + 2 * 2 * 5 * 8 + 2 * 3 * 4 * 8)
+
+
+HALF = ((1, 4, 6, 64), (1, 4, 2, 64), (1, 4, 2, 64))
+
+
+@pytest.mark.parametrize(
+    ("params", "shapes", "T", "said"),
+    [
+        ({}, ((1, 4, 33, 64), *HALF[1:]), "float16", "H = 33, H_kv = 2"),
+        ({}, ((1, 4, 3, 64), *HALF[1:]), "float16", "H = 3, H_kv = 2"),
+        ({}, (HALF[0], (1, 4, 0, 64), (1, 4, 0, 64)), "float16", "H_kv = 0"),
+        ({}, ((1, 4, 6, 0), (1, 4, 2, 0), HALF[2]), "float16", "D = 0"),
+        ({"window_size_left": -2}, HALF, "float16", "window_size_left = -2"),
+        ({"window_size_right": -2}, HALF, "float16", "window_size_right = -2"),
+        ({"softmax_scale": 0.0}, HALF, "float16", "softmax_scale = 0.0"),
+        ({"softcap": 0.0}, HALF, "float16", r"None \(not 0\)"),
+        ({"out_dtype": torch.float16}, HALF, "float16", "out_dtype = float16"),
+        ({}, HALF, "float8_e4m3fn", "q_scale, k_scale and v_scale"),
+        ({}, (*HALF, None, None, *[(1, 2)] * 3), "float16", "q_scale, k_scale and v_scale"),
+        ({}, (*HALF, None, None, (1, 2), (1, 2)), "float8_e4m3fn", "v_scale: got None"),
+        ({}, (*HALF, None, None, *[(1, 6)] * 3), "float8_e4m3fn", "q_scale: got shape"),
+    ],
+)
+def test_calls_outside_the_signature_say_what_is_wrong(
+    params: dict[str, Any], shapes: tuple[Any, ...], T: str, said: str
+) -> None:
+    with pytest.raises(CheckError, match=said):
+        GQADenseFwdOp(**params).bind(*shapes, T=T)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tileops.core.errors import CheckError
+from tileops.norm import RMSNormFwdOp
 from tileops.norm.reference import rms_norm
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -244,3 +246,21 @@ def test_shapes_alone_are_enough() -> None:
     x = torch.empty(3, 5, 8, dtype=torch.bfloat16, device="meta")
     y, rstd = norm(x, torch.empty(8, device="meta"))
     assert (y.shape, y.dtype, rstd.shape, rstd.dtype) == ((3, 5, 8), torch.bfloat16, (3, 5), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("params", "shapes", "said"),
+    [
+        ({"normalized_shape": ()}, [(3, 4)], "at least one axis"),
+        ({"normalized_shape": (0,)}, [(3, 0)], "none of size 0"),
+        ({"normalized_shape": (5,)}, [(3, 4)], r"x: got shape \(3, 4\)"),
+        ({"normalized_shape": (4,)}, [(3, 4), (3, 4)], "weight: got rank 2"),
+        ({"normalized_shape": (4,), "eps": -1.0}, [(3, 4)], "eps = -1.0"),
+        ({"normalized_shape": (4,), "weight_offset": 1.0}, [(3, 4)], "a weight for weight_offset"),
+    ],
+)
+def test_calls_outside_the_signature_say_what_is_wrong(
+    params: dict[str, Any], shapes: list[tuple[int, ...]], said: str
+) -> None:
+    with pytest.raises(CheckError, match=said):
+        RMSNormFwdOp(**params).bind(*shapes, T="float16")
