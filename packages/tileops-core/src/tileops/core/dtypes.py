@@ -14,7 +14,7 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in BY_NAME.items()}
 
 def dtype_name(value: Any) -> Any:
     """A torch dtype as its name; anything else as it is."""
-    return NAMES.get(value, str(value)) if isinstance(value, torch.dtype) else value
+    return NAMES.get(value, str(value).removeprefix("torch.")) if isinstance(value, torch.dtype) else value
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""The contract of an operator: a frozen value whose fields are its entry's params and whose call is its entry's inputs."""
+"""The contract of an operator: a frozen value; its fields are its entry's params, its call the entry's inputs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import attrs
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tileops.core import torch_ops
 from tileops.core.check import Call, TensorMeta
 from tileops.core.dtypes import dtype_name, torch_dtype
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.families import load_spec, spec_path
-from tileops.core.plan import State, forward_ad, state_of
+from tileops.core.plan import State, state_of
 from tileops.core.roofline import Work, work
 from tileops.core.spec import Entry
 from tileops.core.workloads import bare_meta
@@ -29,8 +30,8 @@ Result = Any  # a tensor, a tuple of those that are present, or None where the o
 class Op:
     """Base of all operators. A subclass is ``attrs.define(frozen=True)``: its fields are the params, in spec order.
 
-    The entry is found by the class's name in the ``_spec.yaml`` of its package, or in the file that ``spec`` names. Equal
-    params make equal ops, and equal ops share what is learnt about their calls. Thread-safe.
+    The entry is found by the class's name in the ``_spec.yaml`` of its package, or in the file that ``spec`` names.
+    Equal params make equal ops, and equal ops share what is learnt about their calls. Thread-safe.
     """
 
     __slots__ = ("__weakref__", "_state")
@@ -45,7 +46,7 @@ class Op:
         if cls.__name__ not in known:
             raise TileOpsError(f"{cls.__module__}.{cls.__name__} has no entry in {path or 'any _spec.yaml around it'}")
         cls.entry = known[cls.__name__]
-        torch_ops.define(cls.entry, cls)
+        torch_ops.define(cls.entry)
 
     def __attrs_post_init__(self) -> None:
         params = self.entry.signature.params
@@ -54,7 +55,7 @@ class Op:
         for name, value in canonical.items():
             value = torch_dtype(value) if params[name].type.base == "dtype" and value is not None else value
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_state", state_of(type(self), tuple(canonical.values())))
+        object.__setattr__(self, "_state", state_of(self.entry, tuple(canonical.values())))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, n) for n in self.entry.signature.params)
@@ -62,8 +63,8 @@ class Op:
     def run(self, *inputs: Tensor | None) -> Result:
         """Check and run one call; ``inputs`` are in spec order, absent ones None.
 
-        Returns the output, or a tuple of the outputs that are present, or None where there are none. Raises CheckError for
-        a call outside the signature, NoKernelError or BackendError where the device can't serve it.
+        Returns the output, or a tuple of the outputs that are present, or None where there are none. Raises CheckError
+        for a call outside the signature, NoKernelError or BackendError where the device can't serve it.
         """
         state = self._state
         if _is_compiling():
@@ -78,8 +79,8 @@ class Op:
     def bind(self, *inputs: Any, **dtypes: Any) -> Call:
         """The checked Call of inputs in spec order, without running it.
 
-        An input is a tensor, a TensorMeta, a bare shape or None. A bare shape takes its dtype from ``dtypes``, by the name of
-        its dtype index or its own: ``op.bind((4096, 7168), (4096, 7168), T=torch.bfloat16)``.
+        An input is a tensor, a TensorMeta, a bare shape or None. A bare shape takes its dtype from ``dtypes``, by the
+        name of its dtype index or its own: ``op.bind((4096, 7168), (4096, 7168), T=torch.bfloat16)``.
         """
         names = list(self.entry.signature.inputs)
         if len(inputs) > len(names):
@@ -118,8 +119,12 @@ def make_op(entry_name: str, spec: Path, **namespace: Any) -> type[Op]:
         for n, p in entry.signature.params.items()
     }
 
+    names = list(entry.signature.inputs)
+
     def call(self: Op, *inputs: Tensor | None) -> Result:
-        return self.run(*inputs)
+        if len(inputs) > len(names):
+            raise CheckError(entry.name, None, f"{len(inputs)} inputs", f"at most {len(names)}: {', '.join(names)}")
+        return self.run(*inputs, *[None] * (len(names) - len(inputs)))
 
     body = {
         "__call__": call,

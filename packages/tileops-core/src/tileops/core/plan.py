@@ -1,7 +1,7 @@
 """What is learnt about the calls of an op value: cached plans, and guards in front of them.
 
-A plan is a checked call bound to what runs it. Eight guards, newest first, recognise the latest calls in one C++ check each;
-the plans behind them are keyed by every tensor's shape, strides, dtype, device and alignment, and bounded in number.
+A plan is a checked call bound to what runs it. Eight guards, newest first, recognise the latest calls in one C++ check
+each; the plans behind them are keyed by every tensor's shape, strides, dtype, device and alignment, and are bounded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
@@ -21,9 +21,6 @@ from tileops.core import backend, torch_ops
 from tileops.core.check import Call, Checker
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.spec import Entry
-
-if TYPE_CHECKING:
-    from tileops.core.op import Op
 
 try:
     from torch._C._dynamo.guards import TensorGuards as _TensorGuards
@@ -53,13 +50,12 @@ class Plan:
 class State:
     """The plans of one op value. Shared by equal ops; thread-safe."""
 
-    def __init__(self, cls: type[Op], values: tuple[Any, ...]) -> None:
-        self.cls = cls
-        self.entry: Entry = cls.entry
-        self.checker: Checker = torch_ops.checker_of(cls.entry)
+    def __init__(self, entry: Entry, values: tuple[Any, ...]) -> None:
+        self.entry = entry
+        self.checker: Checker = torch_ops.checker_of(entry)
         self.values = values
-        self.params = dict(zip(cls.entry.signature.params, values, strict=True))
-        self.operator = torch_ops.operator_of(cls.entry)
+        self.params = dict(zip(entry.signature.params, values, strict=True))
+        self.operator = torch_ops.operator_of(entry)
         self.guards: tuple[tuple[Callable[..., bool], Plan], ...] = ()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.local = threading.local()
@@ -79,10 +75,7 @@ class State:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
             return torch_ops.differentiable(self, inputs)
         plan = self.plan(inputs)
-        if _TensorGuards is not None:
-            guard = _guard(inputs)
-            with self.lock:
-                self.guards = ((guard, plan), *self.guards[: MAX_GUARDS - 1])
+        self.recognise(inputs, plan)
         self.local.plan = plan
         return plan.launch(*inputs)
 
@@ -105,16 +98,23 @@ class State:
                 self.plans.popitem(last=False)
         return plan
 
+    def recognise(self, inputs: Inputs, plan: Plan) -> None:
+        """Put a guard for calls like this one in front."""
+        if _TensorGuards is not None:
+            guard = _guard(inputs)
+            with self.lock:
+                self.guards = ((guard, plan), *self.guards[: MAX_GUARDS - 1])
+
     def _check_types(self, inputs: Inputs) -> None:
-        names = self.entry.signature.inputs
-        if len(inputs) != len(names):
-            raise CheckError(self.entry.name, None, f"{len(inputs)} inputs", f"{len(names)}: {', '.join(names)}")
+        declared = self.entry.signature.inputs
         home: tuple[str, torch.device] | None = None
-        for name, t in zip(names, inputs, strict=True):
-            if t is None:
+        for (name, decl), t in zip(declared.items(), inputs, strict=True):
+            if t is None and (decl.optional or decl.when):
                 continue
             if not isinstance(t, Tensor):
-                raise CheckError(self.entry.name, name, f"a {type(t).__name__}", "a tensor")
+                raise CheckError(
+                    self.entry.name, name, f"{'None' if t is None else f'a {type(t).__name__}'}", "a tensor"
+                )
             if t.layout is not torch.strided:
                 raise CheckError(self.entry.name, name, f"a tensor of layout {t.layout}", "a strided tensor")
             home = home or (name, t.device)
@@ -125,9 +125,9 @@ class State:
 
 
 @lru_cache(maxsize=MAX_STATES)
-def state_of(cls: type[Op], values: tuple[Any, ...]) -> State:
-    """The one State of an op class with these canonical params."""
-    return State(cls, values)
+def state_of(entry: Entry, values: tuple[Any, ...]) -> State:
+    """The one State of an operator with these canonical params, in spec order."""
+    return State(entry, values)
 
 
 def _is_plain(t: Tensor) -> bool:
@@ -140,7 +140,7 @@ def _tensor_key(t: Tensor) -> tuple[Any, ...]:
 
 
 def _guard(inputs: Inputs) -> Callable[..., bool]:
-    """Whether a call is like this one, in one C++ check of type, dispatch keys, dtype, device, requires_grad, sizes, strides."""
+    """Whether a call is like this one: one C++ check of types, dispatch keys, dtypes, devices, sizes and strides."""
     there = [i for i, t in enumerate(inputs) if t is not None]
     tensors: Sequence[Any] = [inputs[i] for i in there]
     sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]

@@ -1,6 +1,6 @@
-"""Every op as one operator of the torch namespace ``tileops``: schema and fake function from its entry, autograd outside it.
+"""Every op as one operator of the torch namespace ``tileops``: schema and fake function come from its entry.
 
-``torch.ops.tileops`` is private: an operator has no autograd formula, and the front door (``Op.run``) puts one around it.
+``torch.ops.tileops`` is private: an operator has no autograd formula; the front door (``Op.run``) puts one around it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from tileops.core.errors import TileOpsError
 from tileops.core.spec import Entry
 
 if TYPE_CHECKING:
-    from tileops.core.op import Op
     from tileops.core.plan import State
 
 NAMESPACE = "tileops"
@@ -58,8 +57,8 @@ def schema(entry: Entry) -> str:
     return f"{entry.name}({', '.join(arguments)}) -> {shown}"
 
 
-def define(entry: Entry, cls: type[Op]) -> None:
-    """Register an entry's operator, once; a second class for it must have the same entry."""
+def define(entry: Entry) -> None:
+    """Register an entry's operator, once; another entry of the same name is refused with a TileOpsError."""
     known = _defined.get(entry.name)
     if known is not None:
         if known != entry:
@@ -68,18 +67,18 @@ def define(entry: Entry, cls: type[Op]) -> None:
             )
         return
     _LIBRARY.define(schema(entry), tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(entry.name, _implementation(entry, cls), "CompositeExplicitAutograd")
+    _LIBRARY.impl(entry.name, _implementation(entry), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{entry.name}", _fake(entry), lib=_LIBRARY)
     _defined[entry.name] = entry
 
 
-def _implementation(entry: Entry, cls: type[Op]) -> Callable[..., Any]:
+def _implementation(entry: Entry) -> Callable[..., Any]:
     from tileops.core.plan import state_of
 
     count = len(entry.signature.inputs)
 
     def run(*args: Any) -> Any:
-        state = state_of(cls, tuple(tuple(a) if isinstance(a, list) else a for a in args[count:]))
+        state = state_of(entry, tuple(tuple(a) if isinstance(a, list) else a for a in args[count:]))
         plan = state.plan(args[:count])
         return unpack(plan.launch(*args[:count]), plan.outputs)
 
@@ -100,7 +99,7 @@ def _fake(entry: Entry) -> Callable[..., Any]:
         dtypes = [None if t is None else dtype_name(t.dtype) for t in tensors]
         _, out_shapes, out_dtypes = run(params, shapes, dtypes)
         by_name = dict(zip(sig.inputs, tensors, strict=True))
-        outputs = []
+        outputs: list[Tensor | None] = []
         for output, shape, dtype in zip(sig.outputs.values(), out_shapes, out_dtypes, strict=True):
             like = by_name[output.layout] if output.layout else None
             if shape is None:
@@ -112,9 +111,6 @@ def _fake(entry: Entry) -> Callable[..., Any]:
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     return fake
-
-
-# -- what a caller gets: the outputs that are present --------------------------------------------------------------------
 
 
 def pack(returned: Any) -> Any:
@@ -130,9 +126,6 @@ def unpack(packed: Any, present: Sequence[bool]) -> Any:
     values = iter(packed if isinstance(packed, tuple) else (packed,))
     outputs = [next(values) if p else None for p in present]
     return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
-
-
-# -- gradients -----------------------------------------------------------------------------------------------------------
 
 
 def needs_gradient(inputs: Sequence[Tensor | None]) -> bool:
@@ -174,9 +167,8 @@ class _WithoutGradient(torch.autograd.Function):
 
 
 def _no_gradient(name: str) -> TileOpsError:
-    return TileOpsError(
-        f"{name} has no gradient: its spec entry declares no 'grad'. Call it under torch.no_grad(), or detach its inputs"
-    )
+    reason = "its spec entry declares no 'grad'; call it under torch.no_grad(), or detach its inputs"
+    return TileOpsError(f"{name} has no gradient: {reason}")
 
 
 def _refuse_gradient(like: Tensor, op: str) -> Tensor:

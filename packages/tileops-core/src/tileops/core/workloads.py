@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
 
 from tileops.core.check import Call, Checker, TensorMeta
 from tileops.core.errors import CheckError, SpecError
@@ -120,9 +120,6 @@ def bare_meta(entry: Entry, name: str, shape: Sequence[int], case: Case) -> Tens
     return TensorMeta(tuple(shape), dtype)
 
 
-# -- content -------------------------------------------------------------------------------------------------------------
-
-
 def _generator(row: Row, decl: TensorDecl) -> Predicate | None:
     """What generates a tensor's content: the row's word, else the entry's; ``forward(...)`` is for the runner."""
     generator = row.content.get(decl.name) or decl.values or decl.requires
@@ -139,14 +136,11 @@ def _content(entry: Entry, row: Row, name: str, meta: TensorMeta, env: dict[str,
     return made
 
 
-# -- scaling -------------------------------------------------------------------------------------------------------------
-
-
-def scaled(checker: Checker, row: Row, case: Case, max_flops: float) -> Call:
-    """The row's call with its largest sizes halved, as the rules allow, until it needs at most ``max_flops``."""
+def scaled(checker: Checker, row: Row, case: Case, max_flops: float, max_bytes: float = math.inf) -> Call:
+    """The row's call with its largest sizes halved, as the rules allow, until its work is within both limits."""
     values = dict(row.values)
     call = row_call(checker, row, case)
-    while work(call).flops > max_flops:
+    while (needed := work(call)).flops > max_flops or needed.bytes > max_bytes:
         for name, at in _largest_first(checker.entry, values):
             smaller = {**values, name: _halved(values[name], at)}
             try:

@@ -21,11 +21,11 @@ class GQADenseFwdOp(Op):
         return_lse: return ``lse`` too.
         out_dtype: dtype of ``o`` for float8 inputs, float16 or bfloat16; None means bfloat16.
 
-    The call takes ``q`` ``[B, S_q, H, D]``, ``k`` ``[B, S_kv, H_kv, D]`` and ``v`` ``[B, S_kv, H_kv, D_v]``, all float16,
-    bfloat16 or float8_e4m3fn, with any strides; optionally ``sinks`` and ``alibi_slopes``, ``[H]`` of float32; and with
-    float8 inputs ``q_scale``, ``k_scale`` and ``v_scale``, ``[B, H_kv]`` of float32. It returns ``o``, ``[B, S_q, H, D_v]``,
-    or, with ``return_lse``, ``(o, lse)``, where ``lse`` is ``[B, H, S_q]`` of float32. A query that sees no key gives o = 0.
-    Raises CheckError for any other call.
+    The call takes ``q`` ``[B, S_q, H, D]``, ``k`` ``[B, S_kv, H_kv, D]`` and ``v`` ``[B, S_kv, H_kv, D_v]``, all
+    float16, bfloat16 or float8_e4m3fn, with any strides; optionally ``sinks`` and ``alibi_slopes``, ``[H]`` of float32;
+    and with float8 inputs ``q_scale``, ``k_scale`` and ``v_scale``, ``[B, H_kv]`` of float32. It returns ``o``,
+    ``[B, S_q, H, D_v]``, or, with ``return_lse``, ``(o, lse)``, where ``lse`` is ``[B, H, S_q]`` of float32. A query
+    that sees no key gives o = 0. Raises CheckError for any other call.
     """
 
     is_causal: bool = False

@@ -6,7 +6,6 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Protocol
 
-
 from tileops.core.backend import cpu, cuda, musa
 from tileops.core.check import Call
 from tileops.core.errors import BackendError, NoKernelError

@@ -10,7 +10,7 @@ from tileops.core.op import Op
 
 @define(frozen=True)
 class RMSNormFwdOp(Op):
-    """``y = x / sqrt(mean(x**2) + eps) * (weight + weight_offset)``, the mean taken over the last ``normalized_shape`` axes.
+    """``y = x / sqrt(mean(x**2) + eps) * (weight + weight_offset)``, the mean taken over the trailing axes.
 
     Args:
         normalized_shape: sizes of the axes to normalize over, or one size.
