@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from tileops.core.spec.predicates import PREDICATES
 from tileops.core.spec.solve import dtype_options, plain_dtype
 
 Case = Mapping[str, str]  # dtypes by index name or, for a dtype of its own, by input name
+
+_FEW = 64  # below this a symbolic size is no longer large, as a batch of decode steps is none
 
 
 def cases(row: Row) -> tuple[Case, ...]:
@@ -137,11 +140,14 @@ def _content(entry: Entry, row: Row, name: str, meta: TensorMeta, env: dict[str,
 
 
 def scaled(checker: Checker, row: Row, case: Case, max_flops: float, max_bytes: float = math.inf) -> Call:
-    """The row's call with its largest sizes halved, as the rules allow, until its work is within both limits."""
+    """The row's call with its sizes halved, as the rules allow, until its work is within both limits.
+
+    First those that change from call to call, which keeps a model's own sizes, then the largest.
+    """
     values = dict(row.values)
     call = row_call(checker, row, case)
     while (needed := work(call)).flops > max_flops or needed.bytes > max_bytes:
-        for name, at in _largest_first(checker.entry, values):
+        for name, at in _to_halve(call, values):
             smaller = {**values, name: _halved(values[name], at)}
             try:
                 call = row_call(checker, row, case, smaller)
@@ -154,16 +160,16 @@ def scaled(checker: Checker, row: Row, case: Case, max_flops: float, max_bytes: 
     return call
 
 
-def _largest_first(entry: Entry, values: Mapping[str, Any]) -> list[tuple[str, int | None]]:
-    sizes: list[tuple[int, str, int | None]] = []
+def _to_halve(call: Call, values: Mapping[str, Any]) -> list[tuple[str, int | None]]:
+    signature = call.entry.signature
+    free = {s.index for s in signature.symbolic if s.when is None or compile_expr(s.when.expr)(call.env)}
+    sizes: list[tuple[bool, int, str, int | None]] = []
     for name, value in values.items():
-        if name in entry.signature.params and entry.signature.params[name].type.base != "list[int]":
+        if name in signature.params and signature.params[name].type.base != "list[int]":
             continue
-        if isinstance(value, tuple):
-            sizes += [(n, name, i) for i, n in enumerate(value)]
-        elif isinstance(value, int):
-            sizes.append((value, name, None))
-    return [(name, at) for n, name, at in sorted(sizes, key=lambda s: -s[0]) if n > 1]
+        axes = enumerate(value) if isinstance(value, tuple) else [(None, value)] if isinstance(value, int) else ()
+        sizes += [(name in free and n > _FEW, n, name, at) for at, n in axes if n > 1]
+    return [(name, at) for _, _, name, at in sorted(sizes, key=lambda s: s[:2], reverse=True)]
 
 
 def _halved(value: Any, at: int | None) -> Any:
