@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
