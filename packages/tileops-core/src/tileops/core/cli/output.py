@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from tileops.core.errors import BackendError, TileOpsError
@@ -29,19 +29,13 @@ def console(stderr: bool = False) -> Console:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table of ours; a column whose heading starts with ``>`` holds numbers."""
-    made = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    """A table of ours. A heading that starts with ``>`` is that of numbers, one with ``=`` that of names kept whole."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False)
+    made.pad_edge, made.collapse_padding = False, True
     for name in columns:
-        number = name.startswith(">")
-        made.add_column(name.removeprefix(">"), justify="right" if number else "left", no_wrap=number, overflow="fold")
+        whole = name[:1] in (">", "=")
+        justify: JustifyMethod = "right" if name.startswith(">") else "left"
+        made.add_column(name[1:] if whole else name, justify=justify, no_wrap=whole, overflow="fold")
     return made
 
 
@@ -81,35 +75,38 @@ def version(distribution: str) -> str | None:
         return None
 
 
-_PREFIXES = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))
+_PREFIXES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"), (0.0, ""))
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
 
 
-def amount(value: float, unit: str = "") -> str:
-    """Three digits and a decimal prefix: ``240 GFLOP``."""
-    prefix, size = next((p for p in reversed(_PREFIXES) if value >= p[1]), _PREFIXES[0])
-    return f"{_three(value / size)} {prefix}{unit}".rstrip()
+def amount(value: float) -> str:
+    """Three digits and a decimal prefix: ``240 G``."""
+    size, prefix = next(p for p in _PREFIXES if value >= p[0])
+    return f"{digits(value / (size or 1))}{prefix}"
 
 
 def duration(seconds: float | None) -> str:
     """``243 us``; '-' for none."""
     if seconds is None:
         return "-"
-    size, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms")) if seconds >= s), (1e-6, "us"))
-    return f"{_three(seconds / size)} {unit}"
+    size, unit = next(u for u in _UNITS if seconds >= u[0])
+    return f"{digits(seconds / (size or 1e-9))} {unit}"
 
 
-def _three(value: float) -> str:
-    return (
-        f"{value:.0f}"
-        if value >= 99.95 or value == int(value)
-        else f"{value:.1f}"
-        if value >= 9.995
-        else f"{value:.2f}"
-    )
+def digits(value: float) -> str:
+    """Three digits, or all of a larger number's."""
+    if value >= 99.95 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def setting(name: str, value: Any) -> str:
-    """A size or param as people write it: ``B=4x2048``, ``is_causal``."""
+def settings(entry: Entry, values: Mapping[str, Any]) -> str:
+    """Sizes, and params unlike their defaults, as people write them: ``B=4x2048 is_causal``."""
+    defaults = {n: p.default for n, p in entry.signature.params.items()}
+    return " ".join(_setting(n, v) for n, v in values.items() if n not in defaults or v != defaults[n])
+
+
+def _setting(name: str, value: Any) -> str:
     if value is True:
         return name
     return f"{name}={'x'.join(map(str, value)) if isinstance(value, tuple) else value}"
