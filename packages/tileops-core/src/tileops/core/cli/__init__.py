@@ -24,7 +24,7 @@ COMMANDS = {
     "show": ("show", "Explain an operator: signature, semantics, workloads and their bounds."),
     "run": ("run", "Run an operator's workloads here: verified, timed, against their bound."),
     "demo": ("demo", "Run every installed operator, scaled to what a CPU can do."),
-    "check": ("check", "Check specs."),
+    "check": ("check", "Check specs: language, references, classes, tests, rows and rooflines."),
     "doctor": ("doctor", "Say what is here, what is missing, and the mend."),
 }
 
