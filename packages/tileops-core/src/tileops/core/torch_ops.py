@@ -149,8 +149,7 @@ class _WithoutGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, state: State, through_operator: bool, *inputs: Tensor | None) -> Any:
-        ctx.name = state.entry.name
-        ctx.count = len(inputs)
+        ctx.name, ctx.traced = state.entry.name, through_operator
         if not through_operator:
             plan = state.plan(inputs)
             state.local.plan = plan
@@ -160,10 +159,11 @@ class _WithoutGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        saved = ctx.saved_tensors or (None,) * ctx.count
-        if not saved or saved[0] is None:
+        if not ctx.traced:
             raise _no_gradient(ctx.name)
-        return None, None, *(None if t is None else torch.ops.tileops.refuse_gradient(t, ctx.name) for t in saved)
+        refuse = torch.ops.tileops.refuse_gradient
+        grad = next(g for g in grads if g is not None)
+        return None, None, *(None if t is None else refuse(t, grad, ctx.name) for t in ctx.saved_tensors)
 
 
 def _no_gradient(name: str) -> TileOpsError:
@@ -171,11 +171,12 @@ def _no_gradient(name: str) -> TileOpsError:
     return TileOpsError(f"{name} has no gradient: {reason}")
 
 
-def _refuse_gradient(like: Tensor, op: str) -> Tensor:
+def _refuse_gradient(like: Tensor, grad: Tensor, op: str) -> Tensor:
     raise _no_gradient(op)
 
 
-# A traced backward may be built without ever being run: the refusal must wait until it is.
-_LIBRARY.define("refuse_gradient(Tensor like, str op) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+# A traced backward may be built without ever being run: the refusal must wait until it is. It takes ``grad`` because
+# what a backward computes without one is moved into the forward.
+_LIBRARY.define("refuse_gradient(Tensor like, Tensor grad, str op) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
-torch.library.register_fake(f"{NAMESPACE}::refuse_gradient", lambda like, op: torch.empty_like(like), lib=_LIBRARY)
+torch.library.register_fake(f"{NAMESPACE}::refuse_gradient", lambda x, grad, op: torch.empty_like(x), lib=_LIBRARY)
