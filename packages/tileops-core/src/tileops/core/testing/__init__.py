@@ -1,0 +1,49 @@
+"""The test kit: cases of an operator, made from its entry alone, and what holds the operator to each of them.
+
+Where no installed package announces its pytest plugin, ``-p tileops.core.testing`` gives it. The names below are
+imported when they are first asked for: a run of pytest that has no use for them imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tileops.core.testing.cases import Case, edge_cases, workload_cases
+    from tileops.core.testing.integration import TorchCase, run_torch_case, torch_cases
+    from tileops.core.testing.run import CaseFailure, reproduce, run_case
+
+__all__ = [
+    "Case",
+    "CaseFailure",
+    "TorchCase",
+    "edge_cases",
+    "reproduce",
+    "run_case",
+    "run_torch_case",
+    "torch_cases",
+    "workload_cases",
+]
+
+_HOMES = {
+    "cases": ("Case", "edge_cases", "workload_cases"),
+    "run": ("CaseFailure", "reproduce", "run_case"),
+    "integration": ("TorchCase", "run_torch_case", "torch_cases"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def pytest_plugin_registered(manager: Any) -> None:
+    """As a plugin this package stands for ``plugin``, under the name by which its entry point would load it."""
+    if not manager.has_plugin("tileops"):
+        from tileops.core.testing import plugin
+
+        manager.register(plugin, "tileops")

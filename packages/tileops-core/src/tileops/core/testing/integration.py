@@ -1,0 +1,215 @@
+"""How an operator fits into torch: opcheck, compilation, changing sizes, shapes without data, absent gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from tileops.core import accuracy
+from tileops.core.check import Call
+from tileops.core.dtypes import torch_dtype
+from tileops.core.errors import TileOpsError
+from tileops.core.families import op_class
+from tileops.core.inputs import make_inputs
+from tileops.core.op import Op
+from tileops.core.spec import Entry
+from tileops.core.spec.expr import compile_expr
+from tileops.core.testing.cases import Tier, edge_cases
+from tileops.core.testing.points import Point, Space, base_point, bind, legal, pairwise, space_of
+from tileops.core.testing.run import CaseFailure, same_bits
+from tileops.core.torch_ops import meta_of, operator_of
+from tileops.core.workloads import calls
+
+
+@attrs.frozen
+class TorchCase:
+    """A check of ``CHECKS`` on one call, or on several that differ in sizes."""
+
+    id: str
+    check: str
+    calls: tuple[Call, ...]
+    tier: Tier = "full"
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{name}={value}" for name, value in self.calls[0].params.items())
+        return f"{', '.join(map(str, self.calls))} {params}"
+
+
+def torch_cases(entry: Entry, device: str = "cpu") -> list[TorchCase]:
+    """The checks of an entry: on small calls in which every optional tensor is there and isn't, on its rows' shapes."""
+    return [case for case in _torch_cases(entry) if case.check != "meta" or device == "cpu"]
+
+
+@lru_cache
+def _torch_cases(entry: Entry) -> tuple[TorchCase, ...]:
+    return tuple(_made(entry))
+
+
+def _made(entry: Entry) -> Iterator[TorchCase]:
+    space = space_of(entry)
+    base = base_point(space)
+    few = list(_few(space, pairwise(space, base)))
+    few += [case.call for case in edge_cases(entry) if len(case.layouts) == sum(map(bool, case.call.inputs.values()))][
+        :1
+    ]
+    for i, call in enumerate(few):
+        yield TorchCase(f"{entry.name}/opcheck{i}", "opcheck", (call,))
+        if entry.fullgraph:
+            yield TorchCase(f"{entry.name}/aot_eager{i}", "aot_eager", (call,))
+    if entry.fullgraph:
+        yield TorchCase(f"{entry.name}/inductor", "inductor", (few[-1],))
+        for i, grown in enumerate(_grown(space, base)):
+            yield TorchCase(f"{entry.name}/dynamic{i}", "dynamic", grown)
+    if not entry.grad:
+        yield TorchCase(f"{entry.name}/gradient", "gradient", (few[0],), tier="smoke")
+        if entry.fullgraph:
+            yield TorchCase(f"{entry.name}/gradient-compiled", "gradient-compiled", (few[0],))
+    for i, call in enumerate(calls(entry)):
+        label = str(call.id).partition("/")[2]
+        yield TorchCase(f"{entry.name}/meta-{label}", "meta", (call,), tier="full" if i else "smoke")
+
+
+def _few(space: Space, points: Sequence[Point]) -> Iterator[Call]:
+    """The first calls in which a tensor is there, or isn't, that was not so before."""
+    seen: set[tuple[str, bool]] = set()
+    for point in points:
+        call = bind(space, point)
+        assert call is not None
+        facts = {(name, meta is not None) for name, meta in (*call.inputs.items(), *call.outputs.items())}
+        if facts - seen:
+            seen |= facts
+            yield call
+
+
+def _grown(space: Space, base: Point) -> Iterator[tuple[Call, ...]]:
+    """Calls that differ in what changes from call to call: all of it or, where a rule is against that, one size."""
+    first = bind(space, base)
+    assert first is not None
+    free = [s.index for s in space.entry.signature.symbolic if s.when is None or compile_expr(s.when.expr)(first.env)]
+    for names in (free, *([name] for name in free)):
+        steps = [legal(space, {name: _longer(base[name], by) for name in names}, [base]) for by in (0, 1, 5)]
+        grown = [call for step in steps if step and (call := bind(space, step))]
+        if names and len(grown) == len(steps):
+            yield tuple(grown)
+            if names is free:
+                return
+
+
+def _longer(size: Any, by: int) -> Any:
+    return tuple(n + by for n in size) if isinstance(size, tuple) else size + by
+
+
+def run_torch_case(case: TorchCase, device: str = "cpu", op: type[Op] | None = None) -> None:
+    """Run a check; raises CaseFailure. ``op`` is the operator's class where no installed family has it."""
+    call = case.calls[0]
+    try:
+        instance = (op or op_class(call.entry))(**call.params)
+        problems = list(CHECKS[case.check](instance, case.calls, device))
+    except Exception as e:
+        raise CaseFailure(case, device, [f"{type(e).__name__}: {e}"]) from e
+    if problems:
+        raise CaseFailure(case, device, problems)
+
+
+def _arguments(call: Call, device: str) -> tuple[Tensor | None, ...]:
+    return tuple(make_inputs(call, device).values())
+
+
+def _unlike(call: Call, inputs: Sequence[Tensor | None], got: Any, expected: Any) -> Iterator[str]:
+    named = dict(zip(call.inputs, inputs, strict=True))
+    got, expected = (accuracy.collect(call, returned, named) for returned in (got, expected))
+    for name in call.outputs:
+        if not same_bits(got[name], expected[name]):
+            yield f"{name}: differs from the call that isn't compiled"
+
+
+def _opcheck(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    for call in calls:
+        utilities = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+        if any(m and m.dtype.startswith("float8") for m in call.inputs.values()):
+            utilities.remove("test_schema")  # it compares with arithmetic that torch lacks for them
+        torch.library.opcheck(
+            operator_of(call.entry), (*_arguments(call, device), *op._state.values), test_utils=utilities
+        )
+    yield from ()
+
+
+def _compiled(backend: str) -> Callable[[Any, Sequence[Call], str], Iterator[str]]:
+    def check(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend=backend)
+        for call in calls:
+            inputs = _arguments(call, device)
+            yield from _unlike(call, inputs, compiled(*inputs), op(*inputs))
+
+    return check
+
+
+def _dynamic(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    """Sizes that change compile once if they are declared dynamic, once more if torch has to notice."""
+    for dynamic, allowed in ((True, 1), (None, 2)):
+        graphs: list[Any] = []
+
+        def backend(graph: Any, inputs: Any, graphs: list[Any] = graphs) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend=backend, dynamic=dynamic)
+        for call in calls:
+            inputs = _arguments(call, device)
+            yield from _unlike(call, inputs, compiled(*inputs), op(*inputs))
+        if len(graphs) > allowed:
+            yield f"{len(calls)} calls with dynamic={dynamic} compile {len(graphs)} times, expected {allowed}"
+
+
+def _meta(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    for call in calls:
+        inputs = [
+            m and torch.empty_strided(m.shape, m.strides, dtype=torch_dtype(m.dtype), device="meta")
+            for m in call.inputs.values()
+        ]
+        results = accuracy.collect(call, op(*inputs), dict(zip(call.inputs, inputs, strict=True)))
+        for name, meta in call.outputs.items():
+            x = results[name]
+            if (x is None) != (meta is None) or (x is not None and (not x.is_meta or meta_of(x) != meta)):
+                yield f"{name}: on meta tensors it is {x is not None and (x.device, meta_of(x))}, expected {meta}"
+
+
+def _gradient(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    for call in calls:
+        inputs = [
+            x.requires_grad_() if x is not None and x.is_floating_point() else x for x in _arguments(call, device)
+        ]
+        results = accuracy.collect(call, op(*inputs), dict(zip(call.inputs, inputs, strict=True)))
+        result = next(results[n] for n, m in call.outputs.items() if m and torch_dtype(m.dtype).is_floating_point)
+        assert result is not None
+        try:
+            result.sum().backward()
+        except TileOpsError as e:
+            if "no gradient" not in str(e):
+                yield f"a backward says '{e}', expected that {call.entry.name} has no gradient"
+        else:
+            yield "a backward gives gradients without an error, though the entry declares none"
+
+
+def _gradient_compiled(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend="aot_eager")
+    yield from _gradient(compiled, calls, device)
+
+
+CHECKS: Mapping[str, Callable[[Any, Sequence[Call], str], Iterator[str]]] = {
+    "opcheck": _opcheck,
+    "aot_eager": _compiled("aot_eager"),
+    "inductor": _compiled("inductor"),
+    "dynamic": _dynamic,
+    "meta": _meta,
+    "gradient": _gradient,
+    "gradient-compiled": _gradient_compiled,
+}
