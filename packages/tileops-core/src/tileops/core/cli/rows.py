@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -47,7 +48,7 @@ Timer = Callable[[Callable[[], object], torch.device], Timing]
 
 def wall_clock(run: Callable[[], object], device: torch.device) -> Timing:
     """The time of calls one by one, each waited for; at least three, and as many as 0.1 s hold."""
-    wait = torch.get_device_module(device).synchronize
+    wait = partial(torch.get_device_module(device).synchronize, device)
     run()
     wait()
     seen: list[float] = []
@@ -151,7 +152,7 @@ def device_of(name: str | None) -> torch.device:
     if reason := BACKENDS[kind].available():
         raise BackendError(reason)
     if (count := torch.get_device_module(kind).device_count()) <= int(index or 0):
-        raise BackendError(f"there is no {name}; {count} of that kind are here")
+        raise BackendError(f"there is no {name}: torch sees {count} in all")
     return torch.device(name)
 
 
@@ -198,19 +199,22 @@ def _print(results: list[Result], runner: Runner, due: int, seconds: float) -> N
     if any(r.scaled for r in results):
         limits = f"{output.amount(runner.max_flops)}FLOP and {output.amount(runner.max_bytes)}B"
         console.print(f"Sizes under 'scaled to' were halved until a call needs at most {limits}.")
-    right = len(results) - len(bad)
+    if not results:
+        console.print(f"none of {due} cases was run")
+        return
+    style, right = ("red" if bad else "green"), len(results) - len(bad)
     missed = f", {due - len(results)} not run" if due > len(results) else ""
-    style = "red" if bad else "green"
     console.print(f"[{style}]{right} of {len(results)} right[/] on {runner.device} in {seconds:.0f} s{missed}")
 
 
 def _table(entry: Entry, results: list[Result], runner: Runner) -> Table:
-    table = output.table("=case", "scaled to", ">error", ">time", ">bound", "on", title=entry.name)
+    changed = ("scaled to",) if any(r.scaled for r in results) else ()
+    table = output.table("=case", *changed, ">error", ">time", ">bound", "on", title=entry.name)
     for r in results:
         error = r.status if r.error is None or not math.isfinite(r.error) else f"{r.error:.2f}"
         table.add_row(
             escape(r.workload.name),
-            escape(output.settings(entry, r.scaled)),
+            *(escape(output.settings(entry, r.scaled)) for _ in changed),
             f"{error} > 1" if r.status == "wrong" and error != r.status else error,
             output.duration(r.us.median * 1e-6 if r.us else None),
             output.duration(r.bound.seconds if r.bound else None),
