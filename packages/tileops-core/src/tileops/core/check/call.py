@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from tileops.core.spec.dtypes import itemsize
+from tileops.core.spec.expr import compile_expr
 from tileops.core.spec.model import Entry
 
 
@@ -21,6 +22,12 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(n, 1)
     return tuple(reversed(strides))
+
+
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements lie row by row without gaps; the stride of an axis of size 1 says nothing."""
+    wanted = contiguous_strides(shape)
+    return 0 in shape or all(n == 1 or s == w for n, s, w in zip(shape, strides, wanted, strict=True))
 
 
 @attrs.frozen
@@ -77,15 +84,20 @@ class Call:
         return self.env[name]
 
     @cached_property
+    def symbolic(self) -> frozenset[str]:
+        """The indices that change from call to call, as this call's params decide."""
+        declared = self.entry.signature.symbolic
+        return frozenset(s.index for s in declared if s.when is None or compile_expr(s.when.expr)(self.env))
+
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """The identity that caches use; content takes no part."""
         return self.entry.name, tuple(self.params.items()), tuple(self.inputs.items()), self.device
 
-    def _value(self) -> tuple[Any, ...]:
-        return self.key, tuple((self.content or {}).items())
-
     def __eq__(self, other: object) -> bool:
-        return self._value() == other._value() if isinstance(other, Call) else NotImplemented
+        if not isinstance(other, Call):
+            return NotImplemented
+        return self.key == other.key and (self.content or {}) == (other.content or {})
 
     def __hash__(self) -> int:
         return hash(self.key)

@@ -14,6 +14,7 @@ from tileops.core.errors import CheckError
 from tileops.core.spec.expr import FUNCTIONS, Concrete, Const, Expr, Func, IfElse, Name, Star, Symbolic, emit
 from tileops.core.spec.model import Entry
 from tileops.core.spec.solve import (
+    FAILURES,
     CheckAxis,
     CheckDType,
     CheckSplice,
@@ -29,7 +30,7 @@ from tileops.core.spec.solve import (
     Step,
 )
 
-Fail = Callable[[Solution, Step | None, Mapping[str, Any]], None]
+Explain = Callable[[Solution, Step | None, Mapping[str, Any]], CheckError]
 Run = Callable[..., tuple[dict[str, Any], tuple[Any, ...], tuple[Any, ...]]]
 
 
@@ -38,19 +39,24 @@ def local(name: str) -> str:
     return f"v_{name}"
 
 
-def compile_variant(entry: Entry, solution: Solution, fail: Fail, symbolic: bool = False) -> Run:
+def compile_variant(entry: Entry, solution: Solution, explain: Explain, symbolic: bool = False) -> Run:
     """``run(params, shapes, dtypes) -> (indices, output shapes, output dtypes)``, None for what is absent.
 
-    A check that doesn't hold calls ``fail(solution, step, locals)``, which raises. Under ``symbolic`` a condition that only a run can
-    tell goes to ``torch._check``.
+    A check that doesn't hold raises ``explain(solution, step, locals)``. Under ``symbolic`` a condition that only a run
+    can tell goes to ``torch._check``.
     """
     source = _Emitter(entry, solution, symbolic).source()
-    refuse = partial(fail, solution)
-    scope: dict[str, Any] = {**FUNCTIONS, "steps": solution.steps, "fail": refuse, "CheckError": CheckError}
+    scope: dict[str, Any] = {
+        **FUNCTIONS,
+        "steps": solution.steps,
+        "explain": partial(explain, solution),
+        "CheckError": CheckError,
+        "FAILURES": FAILURES,
+    }
     if symbolic:
         from tileops.core.check import symbolic as sym
 
-        scope |= {"sym": sym, "require": sym.requirement(refuse)}
+        scope |= {"sym": sym, "require": sym.requirement(scope["explain"])}
     file = f"<signature of {entry.name} {id(solution):x}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # so that a trace shows the line
     exec(compile(source, file, "exec"), scope)
@@ -94,7 +100,7 @@ class _Emitter:
 
     def require(self, i: int, condition: str) -> None:
         checked = f"require({condition}, steps[{i}], locals())"
-        self.lines.append(checked if self.symbolic else f"if not ({condition}): fail(steps[{i}], locals())")
+        self.lines.append(checked if self.symbolic else f"if not ({condition}): raise explain(steps[{i}], locals())")
 
     def step(self, i: int, step: Step) -> None:
         match step:
@@ -153,15 +159,21 @@ class _Emitter:
         return (
             f"def run(params, shapes, dtypes):\n    at = None\n    try:\n        {body}\n"
             "    except CheckError:\n        raise\n"
-            "    except (ArithmeticError, LookupError, ValueError, TypeError):\n        fail(at, locals())\n"
+            "    except FAILURES:\n        raise explain(at, locals()) from None\n"
         )
 
 
 def _computes(step: Step) -> bool:
     """Whether there is arithmetic in a step, which a call can make impossible: a division by zero, say."""
     match step:
-        case SolveAxis(rest=expr) | CheckAxis(expr=expr) | CheckSplice(expr=expr):
-            return not (expr is None or isinstance(expr, Name | Const))
-        case Derive() | Require():
-            return True
-    return False
+        case Rank(known=splices):
+            parts: tuple[Expr | None, ...] = splices
+        case SolveAxis(at=at, rest=expr) | CheckAxis(at=at, expr=expr) | CheckSplice(start=at, expr=expr):
+            parts = (*at.splices, expr)
+        case SolveSplice(start=start, stop=stop):
+            parts = (*start.splices, *stop.splices)
+        case Derive(expr=expr) | Require(expr=expr):
+            parts = (expr,)
+        case _:
+            parts = ()
+    return not all(part is None or isinstance(part, Name | Const) for part in parts)

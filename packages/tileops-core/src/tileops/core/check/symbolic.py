@@ -5,6 +5,7 @@ Each function gives a plain value where it can be told without asking a symbolic
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,38 +14,73 @@ import torch
 _Thunk = Callable[[], Any]
 
 
-def _plain(x: Any) -> bool:
-    return isinstance(x, bool)
+def _open(x: Any) -> bool:
+    """Whether only a run can tell."""
+    return isinstance(x, (torch.SymBool, torch.SymInt, torch.SymFloat))
 
 
 def not_(x: Any) -> Any:
-    return not x if _plain(x) else torch.sym_not(x)
+    return torch.sym_not(x) if _open(x) else not x
+
+
+def _join(values: Iterable[Any], stop: bool) -> Any:
+    """``and`` (``stop`` False) or ``or`` of values, none of which is asked for after one that decides."""
+    undecided: Any = None
+    last: Any = not stop
+    for value in values:
+        if not _open(value):
+            if bool(value) is stop:
+                return value
+            last = value
+        elif undecided is None:
+            undecided = value
+        else:
+            undecided = undecided | value if stop else undecided & value
+    return last if undecided is None else undecided
 
 
 def and_(*items: _Thunk) -> Any:
-    result: Any = True
-    for item in items:
-        value = item()
-        if value is False:
-            return False
-        result = value if result is True else result if value is True else result & value
-    return result
+    return _join((item() for item in items), stop=False)
 
 
 def or_(*items: _Thunk) -> Any:
-    result: Any = False
-    for item in items:
-        value = item()
-        if value is True:
-            return True
-        result = value if result is False else result if value is False else result | value
-    return result
+    return _join((item() for item in items), stop=True)
+
+
+def all(items: Iterable[Any]) -> Any:
+    value = _join(items, stop=False)
+    return value if _open(value) else bool(value)
+
+
+def any(items: Iterable[Any]) -> Any:
+    value = _join(items, stop=True)
+    return value if _open(value) else bool(value)
 
 
 def choose(test: Any, then: _Thunk, other: _Thunk) -> Any:
-    if _plain(test):
+    """Both sides are computed where only a run can tell; shapes of two ranks force the decision."""
+    if not _open(test):
         return then() if test else other()
-    return torch.sym_ite(test, then(), other())
+    a, b = then(), other()
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return tuple(_either(test, x, y) for x, y in zip(a, b, strict=True))
+    return _either(test, a, b) if _is_size(a) and _is_size(b) else a if test else b
+
+
+def _is_size(x: Any) -> bool:
+    return isinstance(x, (int, torch.SymInt)) and not isinstance(x, bool)
+
+
+def _either(test: Any, a: Any, b: Any) -> Any:
+    if not _open(a) and not _open(b):
+        if a == b:
+            return a
+        a, b = (torch.sym_int(test) * 0 + x for x in (a, b))
+    elif not _open(a):
+        a = b * 0 + a
+    elif not _open(b):
+        b = a * 0 + b
+    return torch.sym_ite(test, a, b)
 
 
 def same(a: Any, b: Any) -> Any:
@@ -54,41 +90,51 @@ def same(a: Any, b: Any) -> Any:
     return a == b
 
 
-def all(items: Iterable[Any]) -> Any:  # noqa: A001 - the language's own name
-    return and_(*(lambda v=v: v for v in items))
+def within(a: Any, items: Iterable[Any]) -> Any:
+    return any(same(a, x) for x in items)
 
 
-def any(items: Iterable[Any]) -> Any:  # noqa: A001
-    return or_(*(lambda v=v: v for v in items))
-
-
-def _extreme(pick: Callable[[Any, Any], Any], args: tuple[Any, ...]) -> Any:
-    first, *rest = args[0] if len(args) == 1 else args
+def _extreme(plain: Callable[..., Any], pick: Callable[[Any, Any], Any], args: tuple[Any, ...]) -> Any:
+    values = tuple(args[0]) if len(args) == 1 else args
+    if not builtins.any(map(_open, values)):
+        return plain(values)
+    first, *rest = values
     for item in rest:
         first = pick(first, item)
     return first
 
 
-def min(*args: Any) -> Any:  # noqa: A001
-    return _extreme(torch.sym_min, args)
+def min(*args: Any) -> Any:
+    return _extreme(builtins.min, torch.sym_min, args)
 
 
-def max(*args: Any) -> Any:  # noqa: A001
-    return _extreme(torch.sym_max, args)
+def max(*args: Any) -> Any:
+    return _extreme(builtins.max, torch.sym_max, args)
 
 
 def broadcast(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(torch.broadcast_shapes(*shapes))
+    """As for plain sizes; a symbolic size is taken not to be 1, as torch takes it, and equal to what it meets."""
+    rank = builtins.max(map(len, shapes), default=0)
+    out = []
+    for axis in zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True):
+        sizes = [n for n in axis if _open(n) or n != 1]
+        for n in sizes[1:]:
+            if not _open(fits := same(sizes[0], n)):
+                if not fits:
+                    raise ValueError(f"{' and '.join(str(tuple(s)) for s in shapes)} don't broadcast")
+            else:
+                torch._check(fits)
+        out.append(sizes[0] if sizes else 1)
+    return tuple(out)
 
 
-def requirement(fail: Callable[..., None]) -> Callable[..., None]:
-    """``require(condition, step, locals)``: refuse at once where the condition is known, else leave it to ``torch._check``."""
+def requirement(explain: Callable[..., Exception]) -> Callable[..., None]:
+    """``require(condition, step, locals)``: refuse what is known not to hold, leave the rest to ``torch._check``."""
 
     def require(condition: Any, step: Any, scope: Any) -> None:
-        if condition is True:
-            return
-        if _plain(condition):
-            fail(step, scope)
-        torch._check(condition, lambda: f"a call doesn't satisfy {step}")
+        if _open(condition):
+            torch._check(condition, lambda: str(explain(step, scope)))
+        elif not condition:
+            raise explain(step, scope)
 
     return require

@@ -37,27 +37,27 @@ class Diagnostic:
 
 
 class Diagnostics:
-    """Collects findings so that all of a file's come at once."""
+    """Collects findings so that all of a file's come at once; ``failed`` counts the errors as they come."""
 
     def __init__(self) -> None:
         self._found: set[Diagnostic] = set()
+        self.failed = 0
 
     def error(self, place: Place, code: str, message: str, hint: str | None = None) -> None:
+        self.failed += 1
         self._found.add(Diagnostic(place, "error", code, message, hint))
 
     def warning(self, place: Place, code: str, message: str, hint: str | None = None) -> None:
         self._found.add(Diagnostic(place, "warning", code, message, hint))
 
     def extend(self, found: Iterable[Diagnostic]) -> None:
-        self._found.update(found)
+        for finding in found:
+            self.failed += finding.severity == "error"
+            self._found.add(finding)
 
     @property
     def all(self) -> tuple[Diagnostic, ...]:
         return tuple(sorted(self._found, key=lambda d: (d.place, d.severity, d.code, d.message)))
-
-    @property
-    def errors(self) -> tuple[Diagnostic, ...]:
-        return tuple(d for d in self.all if d.severity == "error")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

@@ -1,6 +1,6 @@
-"""The closed expression language of specs: parsed with Python's grammar into our own small tree, then emitted as Python.
+"""The closed expression language of specs: parsed by Python's grammar into our own small tree, then emitted as Python.
 
-Shapes (``[*B, N]``), dtypes (``float16 | T``) and rules share the grammar; what a place allows is checked by ``kinds.py``.
+Shapes (``[*B, N]``), dtypes (``float16 | T``) and rules share the grammar; ``kinds.py`` checks what a place allows.
 Nothing outside the node classes below is reachable, and the size of an expression is bounded.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,17 @@ from tileops.core.spec.dtypes import BITS
 
 MAX_LENGTH = 1000
 MAX_NODES = 300
+MAX_DEPTH = 30  # Python takes 200 nested parentheses: 2 expressions (a type's body, its arguments), 3 for each level
 MAX_LITERAL = 2**63
+
+# The words of the language. What Python reads beyond them (comments, escapes, other alphabets, 0x1F) is refused.
+_BLANKS = str.maketrans("\t\n\r\f\v", " " * 5)
+_WORDS = re.compile(
+    r"""(?:[ ] | '[^'\\\x00-\x1f\ud800-\udfff]*' | "[^"\\\x00-\x1f\ud800-\udfff]*"
+        | [A-Za-z_][A-Za-z0-9_]* | [-+*/%|=!<>()\[\],]
+        | (?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![\w.]) )*""",
+    re.VERBOSE | re.ASCII,
+)
 
 
 class ExprError(Exception):
@@ -37,7 +48,7 @@ class Expr:
 
 @attrs.frozen
 class Const(Expr):
-    value: int | float | bool | str | None
+    value: int | float | bool | str | None = attrs.field(eq=lambda value: (type(value), value))  # 1 is not True
 
 
 @attrs.frozen
@@ -123,14 +134,17 @@ _COMPARE = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
     ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
 }  # fmt: skip
-_WORDS = {"true": True, "false": False, "none": None}
+_CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def parse(text: str) -> Expr:
     """Parse one expression; raises ExprError with the offset of the fault."""
     if len(text) > MAX_LENGTH:
         raise ExprError(f"expression of {len(text)} characters; at most {MAX_LENGTH} are allowed", code="S201")
-    flat = text.replace("\n", " ")
+    flat = text.translate(_BLANKS)
+    at = 0 if (known := _WORDS.match(flat)) is None else known.end()
+    if at < len(flat):
+        raise ExprError(f"{flat[at]!r} is not part of the expression language", at, code="S201")
     body = flat.lstrip()
     try:
         tree = ast.parse(body, mode="eval").body
@@ -138,7 +152,7 @@ def parse(text: str) -> Expr:
         at = len(flat) - len(body) + max(0, (e.offset or 1) - 1)
         raise ExprError(f"not an expression: {e.msg}", at, code="S201") from None
     except (ValueError, RecursionError, MemoryError):
-        raise ExprError("not an expression: it holds a null character or nests too deeply", code="S201") from None
+        raise ExprError("not an expression: it nests too deeply", code="S201") from None
     return _Builder(body, len(flat) - len(body)).build(tree)
 
 
@@ -146,13 +160,21 @@ class _Builder:
     def __init__(self, text: str, shift: int) -> None:
         self._lines = text.encode()
         self._shift = shift
-        self._nodes = 0
+        self._nodes = self._depth = 0
 
     def build(self, node: ast.AST) -> Expr:
         self._nodes += 1
-        at = self._shift + len(self._lines[: getattr(node, "col_offset", 0)].decode(errors="replace"))
+        self._depth += 1
+        at = self._shift + len(self._lines[: getattr(node, "col_offset", 0)].decode())
         if self._nodes > MAX_NODES:
             raise ExprError(f"expression of more than {MAX_NODES} parts", at, code="S201")
+        if self._depth > MAX_DEPTH:
+            raise ExprError(f"expression nested more than {MAX_DEPTH} deep", at, code="S201")
+        built = self._build(node, at)
+        self._depth -= 1
+        return built
+
+    def _build(self, node: ast.AST, at: int) -> Expr:
         match node:
             case ast.Constant(value=bool() | None | str() as value):
                 return Const(value, at=at)
@@ -161,7 +183,7 @@ class _Builder:
                     raise ExprError("a number outside 64 bits", at, code="S201")
                 return Const(value, at=at)
             case ast.Name(id=id):
-                return Const(_WORDS[id], at=at) if id in _WORDS else Name(id, at=at)
+                return Const(_CONSTANTS[id], at=at) if id in _CONSTANTS else Name(id, at=at)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return Seq(tuple(map(self.build, items)), at=at)
             case ast.Starred(value=value):
@@ -184,12 +206,12 @@ class _Builder:
             case ast.Subscript(value=value, slice=index) if not isinstance(index, ast.Slice):
                 return Item(self.build(value), (self.build(index),), at=at)
             case ast.GeneratorExp(
-                elt=body, generators=[ast.comprehension(target=ast.Name(id=var), ifs=tests, is_async=0) as loop]
+                elt=body, generators=[ast.comprehension(target=ast.Name(id=var), is_async=0) as loop]
             ):
-                if len(tests) > 1:
+                if len(loop.ifs) > 1:
                     raise ExprError("a comprehension takes one condition", at, code="S201")
-                test = self.build(tests[0]) if tests else None
-                return Comp(self.build(body), var, self.build(loop.iter), test, at=at)
+                condition = self.build(loop.ifs[0]) if loop.ifs else None
+                return Comp(self.build(body), var, self.build(loop.iter), condition, at=at)
         raise ExprError(f"{type(node).__name__} is not part of the expression language", at, code="S201")
 
 
@@ -223,7 +245,7 @@ def names(node: Expr) -> set[str]:
 
 
 def rewrite(node: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
-    """A copy in which ``change`` has replaced the nodes for which it returns one; replacements are not visited again."""
+    """A copy with the nodes replaced for which ``change`` returns one; replacements are not visited again."""
     replaced = change(node)
     if replaced is not None:
         return replaced
@@ -243,9 +265,21 @@ def substitute(node: Expr, values: Mapping[str, Expr]) -> Expr:
     return rewrite(node, lambda n: values.get(n.id) if isinstance(n, Name) else None)
 
 
+def anchored(node: Expr, at: int) -> Expr:
+    """A copy that says it stands at one offset, for an expression that another text brings in."""
+
+    def part(value: Any) -> Any:
+        if isinstance(value, Expr):
+            return anchored(value, at)
+        return tuple(map(part, value)) if isinstance(value, tuple) else value
+
+    fields = {f.name: part(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name != "at"}
+    return type(node)(**fields, at=at)
+
+
 def unparse(node: Expr) -> str:
-    """The expression as text again, in the language's own spelling."""
-    return _emit(node, lambda name: name, _Spelling)
+    """The expression as text again, in the language's own spelling and with no parenthesis too many."""
+    return ast.unparse(ast.parse(_emit(node, lambda name: name, _Spelling), mode="eval"))
 
 
 # -- evaluation ------------------------------------------------------------------------------------------------------
@@ -268,7 +302,10 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def visible(s_q: int, s_kv: int, causal: bool, left: int, right: int) -> int:
-    """Scores that a mask leaves: query i sits at i + s_kv - s_q and sees j with i' - left <= j <= i' + right (-1: unbounded)."""
+    """Scores that a mask leaves: query i, at i' = i + s_kv - s_q, sees key j if i' - left <= j <= i' + right.
+
+    -1 leaves a side unbounded; ``causal`` makes the right side 0.
+    """
     if causal:
         right = 0
 
@@ -290,6 +327,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 class _Spelling:
     """How emitted code spells what differs between its readers."""
 
+    variable = staticmethod(lambda var: var)
     logic = staticmethod(lambda op, items: f"({f' {op} '.join(items)})")
     negate = staticmethod(lambda item: f"(not {item})")
     choose = staticmethod(lambda test, then, other: f"({then} if {test} else {other})")
@@ -302,6 +340,7 @@ class _Spelling:
 class Concrete(_Spelling):
     """Python over ints and strings."""
 
+    variable = staticmethod(lambda var: f"_{var}")
     seq = staticmethod(lambda items: f"({''.join(f'{i}, ' for i in items)})")
 
 
@@ -317,15 +356,16 @@ class Symbolic(Concrete):
 
     @staticmethod
     def compare(left: str, rest: list[tuple[str, str]]) -> str:
+        def pair(a: str, op: str, b: str) -> str:
+            match op:
+                case "==" | "in":
+                    return f"sym.{'same' if op == '==' else 'within'}({a}, {b})"
+                case "!=" | "not in":
+                    return f"sym.not_({pair(a, '==' if op == '!=' else 'in', b)})"
+            return f"({a} {op} {b})"
+
         lefts = [left, *(x for _, x in rest)]
-        pairs = [
-            f"sym.same({a}, {b})"
-            if op == "=="
-            else f"sym.not_(sym.same({a}, {b}))"
-            if op == "!="
-            else f"({a} {op} {b})"
-            for a, (op, b) in zip(lefts, rest, strict=False)
-        ]
+        pairs = [pair(a, op, b) for a, (op, b) in zip(lefts, rest, strict=False)]
         return pairs[0] if len(pairs) == 1 else Symbolic.logic("and", pairs)
 
     @staticmethod
@@ -363,14 +403,13 @@ def _emit(node: Expr, name: Callable[[str], str], spell: type[_Spelling]) -> str
             case Item(value=value, args=args):
                 return f"{go(value)}[{', '.join(go(a) for a in args)}]"
             case Comp(body=body, var=var, over=over, test=test):
+                shown = spell.variable(var)
 
                 def local(id: str) -> str:
-                    return f"_{var}" if id == var else name(id)
+                    return shown if id == var else name(id)
 
                 condition = f" if {_emit(test, local, spell)}" if test else ""
-                shown = var if spell is _Spelling else f"_{var}"
-                body_text = _emit(body, local if spell is not _Spelling else name, spell)
-                return f"({body_text} for {shown} in {go(over)}{condition})"
+                return f"({_emit(body, local, spell)} for {shown} in {go(over)}{condition})"
         raise AssertionError(n)
 
     return go(node)
@@ -381,11 +420,11 @@ def emit(node: Expr, name: Callable[[str], str], spell: type[_Spelling] = Concre
     return _emit(node, name, spell)
 
 
-def compile_expr(node: Expr, spell: type[_Spelling] = Concrete) -> Callable[[Mapping[str, Any]], Any]:
+def compile_expr(node: Expr) -> Callable[[Mapping[str, Any]], Any]:
     """A function from an environment (names, and ``present(x)`` as keys) to the value.
 
     Raises what the arithmetic raises: ZeroDivisionError, or KeyError for a name that is unbound.
     """
-    source = f"lambda env: {emit(node, lambda n: f'env[{n!r}]', spell)}"
-    function: Callable[[Mapping[str, Any]], Any] = eval(compile(source, "<spec expression>", "eval"), dict(FUNCTIONS))  # noqa: S307
+    source = f"lambda env: {emit(node, lambda n: f'env[{n!r}]')}"
+    function: Callable[[Mapping[str, Any]], Any] = eval(compile(source, "<spec expression>", "eval"), dict(FUNCTIONS))
     return function

@@ -18,7 +18,7 @@ from tileops.core.spec.source import Source
 
 @attrs.frozen
 class SpecFile:
-    """What a file holds; ``diagnostics`` has errors and warnings, sorted by place."""
+    """A file's entries that have no error of their own; ``diagnostics`` has errors and warnings, sorted by place."""
 
     path: str
     entries: Mapping[str, Entry]
@@ -36,12 +36,12 @@ def parse_spec(text: str, path: str = "<spec>") -> SpecFile:
     entries: dict[str, Entry] = {}
     for name, key, node in src.items(root, "a spec file") if root is not None else ():
         older = is_older(node)
-        before = len(src.found.errors)
+        before = src.found.failed
         entry = read_entry(src, name, key, modernise(src, node) if older else node, "older" if older else "newer")
-        if entry is None or len(src.found.errors) > before:
-            continue
-        src.found.extend(check_solvable(entry))
-        entries[name] = entry
+        if entry is not None and src.found.failed == before:
+            src.found.extend(check_solvable(entry))
+            if src.found.failed == before:
+                entries[name] = entry
     return SpecFile(path, entries, src.found.all)
 
 
@@ -49,8 +49,8 @@ def load(path: str | Path) -> Mapping[str, Entry]:
     """The entries of a spec file by name; raises SpecError with every error, or if the file can't be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) and e.strerror else "it is not UTF-8"
+    except (OSError, ValueError) as e:
+        reason = "it is not UTF-8" if isinstance(e, UnicodeDecodeError) else getattr(e, "strerror", None) or str(e)
         raise SpecError([Diagnostic(Place(str(path)), "error", "S000", f"can't be read: {reason}")]) from None
     file = parse_spec(text, str(path))
     if file.errors:

@@ -1,10 +1,11 @@
-"""The closed list of statements about a metadata tensor's content, each with its check and its generator, on host values."""
+"""The closed list of statements about a metadata tensor's content, each with check and generator, on host values."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import attrs
@@ -16,12 +17,17 @@ Values = tuple[Any, ...]  # nested as the tensor's shape
 class Statement:
     """``params`` names the arguments; ``holds(content, *args)`` checks; ``make(rng, shape, *args)`` generates.
 
-    A generator takes a list in place of its first argument: the values that are due (lengths of the groups for offsets).
+    For a parameter in ``lists`` a generator also takes a list: the values that are due (the groups' lengths for
+    offsets). It raises ValueError where nothing of that shape can hold.
     """
 
     params: tuple[str, ...]
     holds: Callable[..., bool]
     make: Callable[..., Values]
+    lists: tuple[str, ...] = ()
+
+
+TENSOR_ARGUMENTS = ("lengths",)  # the parameters that take another tensor's content
 
 
 def _flat(content: Values) -> list[Any]:
@@ -40,16 +46,32 @@ def _parts(rng: random.Random, count: int, total: int) -> list[int]:
     return [b - a for a, b in pairwise(cuts)]
 
 
+def _given(values: Sequence[int], count: int) -> Values:
+    if len(values) != count:
+        raise ValueError(f"{len(values)} values are given, where there are {count}")
+    return tuple(values)
+
+
 def _sizes(rng: random.Random, shape: tuple[int, ...], total: int | Sequence[int]) -> Values:
-    return tuple(_parts(rng, shape[0], total) if isinstance(total, int) else total)
+    (count,) = shape
+    if not isinstance(total, int):
+        return _given(total, count)
+    if total and not count:
+        raise ValueError(f"no sizes can sum to {total}")
+    return tuple(_parts(rng, count, total))
 
 
 def _offsets(rng: random.Random, shape: tuple[int, ...], total: int | Sequence[int]) -> Values:
+    if shape == (0,):
+        raise ValueError("offsets need at least one element")
     return (0, *accumulate(_sizes(rng, (shape[0] - 1,), total)))
 
 
 def _lengths(rng: random.Random, shape: tuple[int, ...], most: int | Sequence[int]) -> Values:
-    return tuple(rng.randint(min(1, most), most) for _ in range(shape[0])) if isinstance(most, int) else tuple(most)
+    (count,) = shape
+    return (
+        tuple(rng.randint(min(1, most), most) for _ in range(count)) if isinstance(most, int) else _given(most, count)
+    )
 
 
 def _pages_of(length: int, page_size: int) -> int:
@@ -57,16 +79,20 @@ def _pages_of(length: int, page_size: int) -> int:
 
 
 def _page_ids(rng: random.Random, shape: tuple[int, ...], pages: int, lengths: Values, page_size: int) -> Values:
-    free = rng.sample(range(pages), pages)
-    rows = []
-    for length in lengths:
-        used = [free.pop() for _ in range(_pages_of(length, page_size))]
-        rows.append((*used, *([-1] * (shape[1] - len(used)))))
-    return tuple(rows)
+    count, width = shape
+    needs = [_pages_of(n, page_size) for n in _given(lengths, count)]
+    if sum(needs) > pages or max(needs, default=0) > width:
+        raise ValueError(f"lengths {lengths} need {sum(needs)} pages, at most {width} each; there are {pages}")
+    free = iter(rng.sample(range(pages), pages))
+    return tuple((*islice(free, n), *[-1] * (width - n)) for n in needs)
 
 
 def _page_ids_hold(content: Values, pages: int, lengths: Values, page_size: int) -> bool:
-    return all(0 <= p < pages for row, n in zip(content, lengths, strict=True) for p in row[: _pages_of(n, page_size)])
+    return all(
+        len(used) == needed and all(0 <= p < pages for p in used)
+        for row, needed in zip(content, (_pages_of(n, page_size) for n in lengths), strict=True)
+        for used in [row[:needed]]
+    )
 
 
 PREDICATES: Mapping[str, Statement] = {
@@ -74,25 +100,21 @@ PREDICATES: Mapping[str, Statement] = {
         ("total",),
         lambda c, total: c[0] == 0 and c[-1] == total and all(a <= b for a, b in pairwise(c)),
         _offsets,
+        lists=("total",),
     ),
-    "lengths": Statement(("max",), lambda c, most: all(0 <= n <= most for n in c), _lengths),
-    "sizes": Statement(("total",), lambda c, total: all(n >= 0 for n in c) and sum(c) == total, _sizes),
+    "lengths": Statement(("max",), lambda c, most: all(0 <= n <= most for n in c), _lengths, lists=("max",)),
+    "sizes": Statement(
+        ("total",), lambda c, total: all(n >= 0 for n in c) and sum(c) == total, _sizes, lists=("total",)
+    ),
     "page_ids": Statement(("pages", "lengths", "page_size"), _page_ids_hold, _page_ids),
     "index": Statement(
         ("hi",),
         lambda c, hi: all(0 <= i < hi for i in _flat(c)),
-        lambda rng, shape, hi: _nest([rng.randrange(hi) for _ in range(_numel(shape))], shape),
+        lambda rng, shape, hi: _nest([rng.randrange(hi) for _ in range(math.prod(shape))], shape),
     ),
     "positive": Statement(
         (),
         lambda c: all(x > 0 for x in _flat(c)),
-        lambda rng, shape: _nest([0.5 + rng.random() for _ in range(_numel(shape))], shape),
+        lambda rng, shape: _nest([0.5 + rng.random() for _ in range(math.prod(shape))], shape),
     ),
 }
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    n = 1
-    for size in shape:
-        n *= size
-    return n

@@ -1,13 +1,15 @@
 """How a call's indices follow from its tensors: a signature, folded for one variant, as a straight list of steps.
 
-A *variant* is which inputs are present and how the conditionals over params come out. Its steps are data; ``tileops.core.check``
-turns them into code.
+A *variant* is which inputs are present and how the conditionals over params come out. Its steps are data;
+``tileops.core.check`` turns them into code.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -31,6 +33,9 @@ from tileops.core.spec.expr import (
     walk,
 )
 from tileops.core.spec.model import Entry, ParamType, Rule, Signature, TensorDecl
+
+MAX_VARIANTS = 128
+FAILURES = (ArithmeticError, LookupError, ValueError, TypeError)  # what an expression raises where it has no value
 
 
 @attrs.frozen
@@ -127,9 +132,10 @@ class Folded:
 
 @attrs.frozen
 class Solution:
-    """The steps of a variant in order, its outputs, the indices it binds, and what it can't: (place, message) pairs."""
+    """The steps of a variant in order, its tensors, the indices it binds, and what it can't: (place, message) pairs."""
 
     steps: tuple[Step, ...]
+    inputs: tuple[Folded, ...]
     outputs: tuple[Folded, ...]
     bound: tuple[str, ...]
     faults: tuple[tuple[Any, str], ...]
@@ -138,8 +144,10 @@ class Solution:
 def tests(signature: Signature) -> tuple[Expr, ...]:
     """The conditions over params and presence by which shapes and dtypes are folded, in order of appearance."""
     found: dict[Expr, None] = {}
-    for tensor in (*signature.inputs.values(), *signature.outputs.values()):
-        for node in (*walk(tensor.shape.expr), *walk(plain_dtype(tensor.dtype.expr))):
+    tensors = (*signature.inputs.values(), *signature.outputs.values())
+    texts = [e for t in tensors for e in (t.shape.expr, plain_dtype(t.dtype.expr))]
+    for text in (*texts, *(let.expr for let in signature.let.values())):
+        for node in walk(text):
             if isinstance(node, IfElse) and names(node.test) <= signature.params.keys():
                 found[node.test] = None
     return tuple(found)
@@ -152,24 +160,27 @@ def fold(expr: Expr, present: Mapping[str, bool], truth: Mapping[Expr, bool]) ->
         match node:
             case Func(name="present", args=(Name(id=id),)) if id in present:
                 return Const(present[id])
+            case Name() | Compare() | Unary() | Logic() | Func() if node in truth:
+                return Const(truth[node])
+            case Compare(left=left, rest=(("!=", right),)) if (same := Compare(left, (("==", right),))) in truth:
+                return Const(not truth[same])
             case IfElse(test=test, then=then, other=other):
-                decided = Const(truth[test]) if test in truth else go(test)
-                if isinstance(decided, Const):
+                if isinstance(decided := go(test), Const):
                     return go(then if decided.value else other)
             case Unary(op="not", value=value) if isinstance(inner := go(value), Const):
                 return Const(not inner.value)
             case Logic(op=op, items=items):
                 short = op == "or"
-                left = []
+                open_: list[Expr] = []
                 for item in map(go, items):
                     if not isinstance(item, Const):
-                        left.append(item)
+                        open_.append(item)
                     elif bool(item.value) is short:
-                        left.append(Const(short))
+                        open_.append(Const(short))
                         break
-                if not left:
+                if not open_:
                     return Const(not short)
-                return left[0] if len(left) == 1 else Logic(op, tuple(left))
+                return open_[0] if len(open_) == 1 else Logic(op, tuple(open_))
         return None
 
     def go(node: Expr) -> Expr:
@@ -204,15 +215,15 @@ def _linear(expr: Expr, name: str) -> tuple[int, Expr | None] | None:
 
 
 class _Solver:
-    def __init__(self, signature: Signature, inputs: tuple[Folded, ...]) -> None:
-        self.sig, self.inputs = signature, inputs
-        self.known: set[str] = {*signature.params}
+    def __init__(self, signature: Signature, inputs: tuple[Folded, ...], lets: Mapping[str, Expr]) -> None:
+        self.sig, self.inputs = signature, {t.decl.name: t for t in inputs}
+        self.known = {*signature.params}
         self.steps: list[Step] = []
         self.checks: list[Step] = []
         self.pending = [(t, i) for t in inputs for i in range(len(t.axes))]
         self.dtypes = list(inputs)
-        self.lets = dict(signature.let)
-        self.ranked: set[str] = set()
+        self.lets = dict(lets)
+        self.open: dict[str, bool] = {}  # ranked tensors; whether the rank of one is a lower bound so far
 
     def run(self) -> None:
         while self._dtypes() or self._lets() or self._axes(lone=True) or self._axes(lone=False):
@@ -222,9 +233,9 @@ class _Solver:
         return names(expr) <= self.known
 
     def _lets(self) -> bool:
-        ready = [n for n, text in self.lets.items() if self._is_known(text.expr)]
+        ready = [n for n, expr in self.lets.items() if self._is_known(expr)]
         for name in ready:
-            self.steps.append(Derive(name, self.lets.pop(name).expr))
+            self.steps.append(Derive(name, self.lets.pop(name)))
             self.known.add(name)
         return bool(ready)
 
@@ -234,7 +245,7 @@ class _Solver:
                 case Name(id=id) if id in self.sig.indices and id not in self.known:
                     self.steps.append(SolveDType(tensor.decl.name, id, self.sig.indices[id].choices))
                     self.known.add(id)
-                case expr if all(self._is_known(o) for o in dtype_options(expr)):
+                case expr if self._is_known(expr) and same_as(expr) <= self.inputs.keys():
                     self.checks.append(CheckDType(tensor.decl.name, dtype_options(expr)))
                 case _:
                     continue
@@ -252,18 +263,20 @@ class _Solver:
         return None
 
     def _rank(self, tensor: Folded) -> None:
-        """Emit the rank check of a tensor once at most one of its splices is unknown."""
+        """Emit the rank check of a tensor: once at most one of its splices is unknown, and again when none is."""
+        name = tensor.decl.name
         splices = [a.value for a in tensor.axes if isinstance(a, Star)]
         known = tuple(s for s in splices if self._is_known(s))
-        if tensor.decl.name not in self.ranked and len(splices) - len(known) <= 1:
-            self.ranked.add(tensor.decl.name)
-            self.steps.append(Rank(tensor.decl.name, len(tensor.axes) - len(splices), known, len(splices) > len(known)))
+        is_open = len(splices) > len(known)
+        if len(splices) - len(known) <= 1 and self.open.get(name) is not is_open:
+            self.open[name] = is_open
+            self.steps.append(Rank(name, len(tensor.axes) - len(splices), known, is_open))
 
     def _axes(self, lone: bool) -> bool:
         for tensor, i in self.pending:
             self._rank(tensor)
             at = self._position(tensor, i)
-            if at is None or tensor.decl.name not in self.ranked:
+            if at is None or tensor.decl.name not in self.open:
                 continue
             step = self._axis(tensor.decl.name, tensor, i, at, lone)
             if step is not None:
@@ -283,6 +296,7 @@ class _Solver:
                 if at.from_end or not all(map(self._is_known, splices)):
                     return None
                 self.known.add(id)
+                self.open[name] = False
                 return SolveSplice(name, at, Position(len(behind) - len(splices), splices, from_end=True), id)
             case Star():
                 return None
@@ -305,6 +319,12 @@ class _Solver:
         return None
 
 
+def same_as(dtype: Expr) -> set[str]:
+    """The inputs whose dtype a dtype takes."""
+    calls = (n for n in walk(dtype) if isinstance(n, Func) and n.name == "same_as")
+    return {n.args[0].id for n in calls if isinstance(n.args[0], Name)}
+
+
 def dtype_options(dtype: Expr) -> tuple[Expr, ...]:
     if isinstance(dtype, Binary) and dtype.op == "|":
         return (*dtype_options(dtype.left), *dtype_options(dtype.right))
@@ -320,7 +340,8 @@ def solve(signature: Signature, present: Mapping[str, bool], truth: Mapping[Expr
             decl, _axes(fold(decl.shape.expr, present, truth)), fold(plain_dtype(decl.dtype.expr), present, truth), when
         )
 
-    solver = _Solver(signature, tuple(folded(d) for n, d in signature.inputs.items() if present[n]))
+    inputs = tuple(folded(d) for n, d in signature.inputs.items() if present[n])
+    solver = _Solver(signature, inputs, {n: fold(t.expr, present, truth) for n, t in signature.let.items()})
     solver.run()
     faults: list[tuple[Any, str]] = []
     for tensor, i in solver.pending:
@@ -338,10 +359,13 @@ def solve(signature: Signature, present: Mapping[str, bool], truth: Mapping[Expr
     for output in outputs:
         if output.when == Const(False):
             continue
-        for expr in (*output.axes, output.dtype):
+        for expr in (*output.axes, output.dtype, output.when):
             faults += _unbound(expr, solver.known, output.decl.place, f"output {output.decl.name}")
+        for name in sorted(same_as(output.dtype) - solver.inputs.keys()):
+            message = f"output {output.decl.name} takes the dtype of {name}, which is absent"
+            faults.append((output.decl.dtype.place, message))
     bound = tuple(n for n in (*signature.indices, *signature.let) if n in solver.known)
-    return Solution((*solver.steps, *solver.checks, *requires), outputs, bound, tuple(faults))
+    return Solution((*solver.steps, *solver.checks, *requires), inputs, outputs, bound, tuple(faults))
 
 
 def _unbound(expr: Expr, known: set[str], place: Any, what: str) -> list[tuple[Any, str]]:
@@ -363,50 +387,81 @@ def plain_dtype(dtype: Expr) -> Expr:
 # -- is every index determined? ----------------------------------------------------------------------------------------
 
 
-def _samples(type_: ParamType) -> list[Any]:
+def _samples(type_: ParamType, numbers: set[int]) -> list[Any]:
+    """Values that decide the conditions on a param which ask for these numbers, and for None."""
+    around = sorted({n + d for n in numbers | {0, 1} for d in (-1, 0, 1)})
     values: dict[str, list[Any]] = {
-        "bool": [False, True], "int": [0, 1], "float": [0.0, 1.0], "list[int]": [(1,)],
+        "bool": [False, True], "int": around, "float": [float(n) for n in around],
+        "list[int]": [(1,) * n for n in around if 0 <= n <= 8],
         "literal": [*type_.choices], "dtype": [*type_.choices],
     }  # fmt: skip
     return [*values[type_.base], *([None] if type_.optional else [])]
 
 
+def _assignments(signature: Signature, asked: Sequence[Expr]) -> Iterator[dict[str, Any]]:
+    """Values of the params that are asked: all, or where they are too many a drawn part."""
+    used = sorted(set().union(*map(names, asked)) & signature.params.keys())
+    numbers = {n.value for e in asked for n in walk(e) if isinstance(n, Const) and type(n.value) is int}
+    samples = [_samples(signature.params[n].type, numbers) for n in used]
+    if math.prod(map(len, samples)) <= MAX_VARIANTS:
+        yield from (dict(zip(used, values, strict=True)) for values in itertools.product(*samples))
+        return
+    rng = random.Random(0)
+    for i in range(MAX_VARIANTS):  # each value comes up: the first draws walk through all lists at once
+        yield {n: s[i] if i < len(s) else rng.choice(s) for n, s in zip(used, samples, strict=True)}
+
+
 def _variants(signature: Signature) -> Iterator[tuple[dict[str, bool], dict[Expr, bool]]]:
-    """Variants that calls can have: all values of the params that are asked, and each optional input alone on and off."""
+    """Variants that calls can have: the asked params' values, and each optional input alone on and alone off."""
     asked = tests(signature)
-    conditions = [d.when.expr for d in signature.inputs.values() if d.when]
-    used = sorted(set().union(*(names(e) for e in (*asked, *conditions))) & signature.params.keys())
+    conditions = {n: compile_expr(d.when.expr) for n, d in signature.inputs.items() if d.when}
+    questions = [(t, compile_expr(t)) for t in asked]
     free = [n for n, d in signature.inputs.items() if d.optional]
     corners = {frozenset(), frozenset(free), *(frozenset([n]) for n in free), *(frozenset(free) - {n} for n in free)}
     seen = set()
-    for values in itertools.islice(itertools.product(*(_samples(signature.params[n].type) for n in used)), 64):
+    for values in _assignments(signature, [*asked, *(d.when.expr for d in signature.inputs.values() if d.when)]):
         for on in corners:
-            env: dict[str, Any] = dict(zip(used, values, strict=True))
-            for name, decl in signature.inputs.items():
-                env[f"present({name})"] = decl.when is None and (not decl.optional or name in on)
-            for name, decl in signature.inputs.items():
-                if decl.when:
-                    env[f"present({name})"] = bool(compile_expr(decl.when.expr)(env))
-            for name in signature.outputs:
-                env[f"present({name})"] = True
+            env = {**values, **{f"present({n})": not d.optional or n in on for n, d in signature.inputs.items()}}
+            try:
+                for name, condition in conditions.items():
+                    env[f"present({name})"] = bool(condition(env))
+                outcome = {t: bool(question(env)) for t, question in questions}
+            except FAILURES:  # no call has these values
+                continue
             present = {n: env[f"present({n})"] for n in signature.inputs}
-            outcome = {t: bool(compile_expr(t)(env)) for t in asked}
             key = (tuple(present.values()), tuple(outcome.values()))
             if key not in seen:
                 seen.add(key)
                 yield present, outcome
 
 
-def check_solvable(entry: Entry) -> Iterator[Diagnostic]:
-    """Findings about indices that no call determines, or that some variant of a call leaves unbound where it needs them."""
-    signature = entry.signature
+def _misplaced(signature: Signature) -> Iterator[Diagnostic]:
+    """Conditions on inputs that ask what only a solved call knows."""
+    settled: list[str] = [n for n, d in signature.inputs.items() if not d.when]
     for decl in signature.inputs.values():
-        for text in (decl.shape, decl.dtype):
-            for node in walk(text.expr):
-                if isinstance(node, IfElse) and not names(node.test) <= signature.params.keys():
-                    message = f"a condition of input {decl.name} may ask only params and present()"
-                    yield Diagnostic(text.place, "error", "S203", message)
-                    return
+        tests_ = [(t, n.test) for t in (decl.shape, decl.dtype) for n in walk(t.expr) if isinstance(n, IfElse)]
+        for text, test in [*tests_, *([(decl.when, decl.when.expr)] if decl.when else [])]:
+            if not names(test) <= signature.params.keys():
+                message = f"a condition of input {decl.name} may ask only params and present()"
+                yield Diagnostic(text.place, "error", "S203", message)
+        asked = (
+            (n.args[0] for n in walk(decl.when.expr) if isinstance(n, Func) and n.name == "present")
+            if decl.when
+            else ()
+        )
+        for other in asked:
+            if decl.when and isinstance(other, Name) and other.id not in settled:
+                message = f"input {decl.name} is there when '{other.id}' is, whose own condition comes later"
+                yield Diagnostic(decl.when.place, "error", "S203", message)
+        settled.append(decl.name)
+
+
+def check_solvable(entry: Entry) -> Iterator[Diagnostic]:
+    """Findings about indices that no call determines, or that a variant leaves unbound where it needs them."""
+    signature = entry.signature
+    if misplaced := list(_misplaced(signature)):
+        yield from misplaced
+        return
     determined: set[str] = set()
     faults: dict[tuple[Any, str], str] = {}
     for present, truth in _variants(signature):
@@ -419,10 +474,9 @@ def check_solvable(entry: Entry) -> Iterator[Diagnostic]:
             )
     for index in signature.indices.values():
         if index.name not in determined:
-            message = f"no call can determine the index '{index.name}'"
-            yield Diagnostic(
-                index.place, "error", "S205", message, "let it stand alone on some axis of an input, or as c*X + e"
-            )
+            hint = "let it stand alone on some axis of an input, or as c*X + e"
+            hint = "give it as the dtype of an input" if index.kind == "DType" else hint
+            yield Diagnostic(index.place, "error", "S205", f"no call can determine the index '{index.name}'", hint)
     for (place, message), absent_text in faults.items():
         if not any(f"'{i}'" in message for i in signature.indices if i not in determined):
             yield Diagnostic(place, "error", "S206", message + absent_text)

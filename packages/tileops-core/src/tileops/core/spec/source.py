@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -15,6 +15,7 @@ from tileops.core.spec.model import Text
 
 Node = yaml.nodes.Node
 MAX_BYTES = 4 << 20
+MAX_DEPTH = 20
 
 try:
     _Base: Any = yaml.CSafeLoader
@@ -22,25 +23,29 @@ except AttributeError:  # PyYAML built without libyaml
     _Base = yaml.SafeLoader
 
 
-class _Loader(_Base):  # type: ignore[misc] # the base is chosen at run time
+class _Loader(_Base):
     yaml_implicit_resolvers: Mapping[str, Any] = {}
 
 
 for _tag, _pattern, _first in (
-    ("bool", r"true|false", "tf"),
-    ("null", r"~|null|", ["~", "n", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?[0-9]+(?:_[0-9]+)*", "-+0123456789"),
     ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", "-+.0123456789"),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
 
-_SCALARS = {
-    "bool": lambda text: text == "true",
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "bool": lambda text: text.lower() == "true",
     "null": lambda text: None,
     "int": lambda text: int(text.replace("_", "")),
     "float": lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan")),
     "str": lambda text: text,
 }
+
+
+class Rewritten(yaml.ScalarNode):
+    """A scalar with another text than the file has at its marks: a fault in it is at its start."""
 
 
 @attrs.define
@@ -52,6 +57,7 @@ class Source:
 
     def compose(self, text: str) -> Node | None:
         """The root node, or None where the text is no YAML (which is then among the findings)."""
+        text = text.removeprefix("\ufeff")
         if len(text) > MAX_BYTES:
             self.found.error(
                 Place(self.path), "S001", f"a file of {len(text)} characters; at most {MAX_BYTES} are read"
@@ -68,35 +74,36 @@ class Source:
             reason = "it nests too deeply" if isinstance(e, RecursionError) else str(e).splitlines()[0]
             self.found.error(Place(self.path), "S001", f"not YAML: {reason}")
             return None
-        return root if root is not None and self._is_tree(root) else None
+        return root if root is not None and self._is_plain(root, text) else None
 
-    def _is_tree(self, root: Node) -> bool:
-        seen: set[int] = set()
-        stack = [(root, 0)]
-        while stack:
-            node, depth = stack.pop()
-            if id(node) in seen:
-                self.error(node, "S003", "anchors and aliases are not part of the spec language")
-                return False
-            if depth > 20:
-                self.error(node, "S004", "nested more than 20 levels deep")
-                return False
-            seen.add(id(node))
-            if isinstance(node, yaml.MappingNode):
-                stack += [(part, depth + 1) for pair in node.value for part in pair]
-            elif isinstance(node, yaml.SequenceNode):
-                stack += [(part, depth + 1) for part in node.value]
-        return True
+    def _is_plain(self, root: Node, text: str) -> bool:
+        """Whether the nodes are a tree of bounded depth and bear no tags; an anchor or tag is where its node starts."""
+        layer, plain = [root], True
+        for _ in range(MAX_DEPTH):
+            for node in layer:
+                mark = text[node.start_mark.index : node.start_mark.index + 1]
+                if mark in ("&", "*", "!"):
+                    what = "tags are" if mark == "!" else "anchors and aliases are"
+                    self.error(node, "S003", f"{what} not part of the spec language")
+                    plain = False
+            layer = [part for node in layer for part in _parts(node)] if plain else []
+            if not layer:
+                return plain
+        self.error(layer[0], "S004", f"nested more than {MAX_DEPTH} levels deep")
+        return False
 
     def place(self, node: Node, offset: int = 0) -> Place:
-        mark = node.start_mark
-        quoted = getattr(node, "style", None) in ("'", '"')
-        one_line = node.end_mark.line == mark.line
-        return Place(self.path, mark.line + 1, mark.column + 1 + (offset + quoted if one_line else 0))
+        """Where a character of a scalar stands, if the file has its text as it is; else where the node starts."""
+        mark, end = node.start_mark, node.end_mark
+        inside = 0
+        if isinstance(node, yaml.ScalarNode) and not isinstance(node, Rewritten):
+            quoted = node.style in ("'", '"')
+            if end.line == mark.line and end.column - mark.column == len(node.value) + 2 * quoted:
+                inside = min(offset, len(node.value)) + quoted
+        return Place(self.path, mark.line + 1, mark.column + 1 + inside)
 
-    def error(self, node: Node, code: str, message: str, hint: str | None = None, offset: int | None = None) -> None:
-        place = self.place(node) if offset is None else self.place(node, offset)
-        self.found.error(place, code, message, hint)
+    def error(self, node: Node, code: str, message: str, hint: str | None = None, offset: int = 0) -> None:
+        self.found.error(self.place(node, offset), code, message, hint)
 
     def warning(self, node: Node, code: str, message: str, hint: str | None = None) -> None:
         self.found.warning(self.place(node), code, message, hint)
@@ -143,12 +150,8 @@ class Source:
         if not isinstance(node, yaml.ScalarNode):
             self.error(node, "S103", "expected a value, not a mapping")
             return None
-        convert = _SCALARS.get(node.tag.removeprefix("tag:yaml.org,2002:"))
-        if convert is None:
-            self.error(node, "S103", f"the tag {node.tag} is not part of the spec language")
-            return None
         try:
-            return convert(node.value)
+            return _SCALARS[node.tag.removeprefix("tag:yaml.org,2002:")](node.value)
         except ValueError:  # int() refuses very long numbers
             self.error(node, "S103", "a number too long to read")
             return None
@@ -175,7 +178,7 @@ class Source:
             self.error(node, "S103", f"{what} must be an expression")
             return None
         expr = self.expr(node, node.value, what)
-        return None if expr is None else Text(expr, node.value, place=self.place(node))
+        return None if expr is None else Text(expr, " ".join(node.value.split("\n")).strip(), place=self.place(node))
 
     def expr(self, node: Node, text: str, what: str) -> Expr | None:
         try:
@@ -187,3 +190,9 @@ class Source:
     def fault(self, node: Node, e: ExprError, what: str) -> None:
         """Record an expression's fault at its place inside the scalar."""
         self.error(node, e.code, f"{e.message} in {what}", e.hint, offset=e.offset)
+
+
+def _parts(node: Node) -> list[Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []

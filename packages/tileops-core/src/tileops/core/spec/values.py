@@ -1,4 +1,4 @@
-"""Param values in their one canonical form: lists as tuples, dtypes by name, whole numbers as floats where floats are due."""
+"""Param values in their one canonical form: lists as tuples, dtypes by name, floats where floats are due."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def canonical(type_: ParamType, value: Any) -> Any:
             return value
         case "int" if _is_int(value):
             return int(value)
-        case "float" if _is_int(value) or isinstance(value, float):
+        case "float" if isinstance(value, float) or _is_int(value):
             if math.isnan(value):
                 raise ValueError("a number")
             return float(value)
@@ -31,4 +31,5 @@ def canonical(type_: ParamType, value: Any) -> Any:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether it is an int, and one of 64 bits, as operators take them."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
