@@ -134,6 +134,7 @@ _COMPARE = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
     ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
 }  # fmt: skip
+_OTHERS = {ast.Div: "'/'", ast.Pow: "'**'", ast.UAdd: "a leading '+'", ast.ListComp: "a list comprehension"}
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -212,7 +213,8 @@ class _Builder:
                     raise ExprError("a comprehension takes one condition", at, code="S201")
                 condition = self.build(loop.ifs[0]) if loop.ifs else None
                 return Comp(self.build(body), var, self.build(loop.iter), condition, at=at)
-        raise ExprError(f"{type(node).__name__} is not part of the expression language", at, code="S201")
+        word = _OTHERS.get(type(getattr(node, "op", node)), type(node).__name__)
+        raise ExprError(f"{word} is not part of the expression language", at, code="S201")
 
 
 def children(node: Expr) -> Iterator[Expr]:
