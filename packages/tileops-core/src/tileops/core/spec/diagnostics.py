@@ -23,7 +23,7 @@ class Place:
 
 @attrs.frozen(order=True)
 class Diagnostic:
-    """One finding. ``code`` is stable; ``docs/spec.md`` lists all codes."""
+    """One finding. ``code`` is stable; ``docs/spec-codes.md`` lists them all."""
 
     place: Place
     severity: Literal["error", "warning"]
