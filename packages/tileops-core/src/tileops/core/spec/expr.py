@@ -10,6 +10,8 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, lru_cache
+from operator import is_
 from typing import Any
 
 import attrs
@@ -44,6 +46,27 @@ class Expr:
     """A node; ``at`` is its offset in the text and takes no part in equality."""
 
     at: int = attrs.field(default=0, eq=False, repr=False, kw_only=True)
+
+    @cached_property
+    def free(self) -> frozenset[str]:
+        """The names that have to be known; dtypes' names and the tensors in present() and same_as() are none."""
+        match self:
+            case Name(id=id):
+                return frozenset() if id in BITS else frozenset((id,))
+            case Func(name="present" | "same_as"):
+                return frozenset()
+            case Comp(body=body, var=var, over=over, test=test):
+                inner = body.free | (test.free if test else frozenset())
+                return over.free | (inner - {var})
+        return frozenset().union(*(c.free for c in children(self)))
+
+    @cached_property
+    def conditional(self) -> bool:
+        """Whether a condition stands in it that the variant of a call may decide."""
+        match self:
+            case IfElse() | Logic() | Unary(op="not") | Func(name="present"):
+                return True
+        return any(c.conditional for c in children(self))
 
 
 @attrs.frozen
@@ -138,6 +161,7 @@ _OTHERS = {ast.Div: "'/'", ast.Pow: "'**'", ast.UAdd: "a leading '+'", ast.ListC
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
+@lru_cache(maxsize=4096)
 def parse(text: str) -> Expr:
     """Parse one expression; raises ExprError with the offset of the fault."""
     if len(text) > MAX_LENGTH:
@@ -217,10 +241,13 @@ class _Builder:
         raise ExprError(f"{word} is not part of the expression language", at, code="S201")
 
 
+_FIELDS = {kind: tuple(f.name for f in attrs.fields(kind) if f.name != "at") for kind in Expr.__subclasses__()}
+
+
 def children(node: Expr) -> Iterator[Expr]:
     """The direct parts of a node."""
-    for field in attrs.fields(type(node)):
-        value = getattr(node, field.name)
+    for field in _FIELDS[type(node)]:
+        value = getattr(node, field)
         parts = value if isinstance(value, tuple) else (value,)
         for part in parts:
             part = part[1] if isinstance(part, tuple) else part
@@ -234,32 +261,31 @@ def walk(node: Expr) -> Iterator[Expr]:
         yield from walk(child)
 
 
-def names(node: Expr) -> set[str]:
-    """Free names of an expression; dtypes' names and the tensors that ``present()`` and ``same_as()`` name are none."""
-    if isinstance(node, Func) and node.name in ("present", "same_as"):
-        return set()
-    if isinstance(node, Comp):
-        inner = names(node.body) | (names(node.test) if node.test else set())
-        return names(node.over) | (inner - {node.var})
-    if isinstance(node, Name):
-        return set() if node.id in BITS else {node.id}
-    return set().union(*(names(c) for c in children(node)))
+def names(node: Expr) -> frozenset[str]:
+    """Free names of an expression."""
+    return node.free
 
 
 def rewrite(node: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
-    """A copy with the nodes replaced for which ``change`` returns one; replacements are not visited again."""
+    """The tree with the nodes replaced for which ``change`` returns one; replacements are not visited again."""
     replaced = change(node)
-    if replaced is not None:
-        return replaced
+    return _rebuild(node, lambda part: rewrite(part, change)) if replaced is None else replaced
+
+
+def _rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The node with its parts changed; itself where none is another."""
 
     def part(value: Any) -> Any:
         if isinstance(value, Expr):
-            return rewrite(value, change)
-        return tuple(map(part, value)) if isinstance(value, tuple) else value
+            return change(value)
+        if not isinstance(value, tuple):
+            return value
+        parts = tuple(map(part, value))
+        return value if all(map(is_, parts, value)) else parts
 
-    return attrs.evolve(
-        node, **{f.name: part(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name != "at"}
-    )
+    old = {name: getattr(node, name) for name in _FIELDS[type(node)]}
+    new = {name: part(value) for name, value in old.items()}
+    return node if all(new[name] is old[name] for name in old) else type(node)(**new, at=node.at)
 
 
 def substitute(node: Expr, values: Mapping[str, Expr]) -> Expr:
@@ -269,14 +295,7 @@ def substitute(node: Expr, values: Mapping[str, Expr]) -> Expr:
 
 def anchored(node: Expr, at: int) -> Expr:
     """A copy that says it stands at one offset, for an expression that another text brings in."""
-
-    def part(value: Any) -> Any:
-        if isinstance(value, Expr):
-            return anchored(value, at)
-        return tuple(map(part, value)) if isinstance(value, tuple) else value
-
-    fields = {f.name: part(getattr(node, f.name)) for f in attrs.fields(type(node)) if f.name != "at"}
-    return type(node)(**fields, at=at)
+    return attrs.evolve(_rebuild(node, lambda part: anchored(part, at)), at=at)
 
 
 def unparse(node: Expr) -> str:
@@ -422,6 +441,7 @@ def emit(node: Expr, name: Callable[[str], str], spell: type[_Spelling] = Concre
     return _emit(node, name, spell)
 
 
+@lru_cache(maxsize=4096)
 def compile_expr(node: Expr) -> Callable[[Mapping[str, Any]], Any]:
     """A function from an environment (names, and ``present(x)`` as keys) to the value.
 

@@ -10,6 +10,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import attrs
@@ -160,19 +161,18 @@ def fold(expr: Expr, present: Mapping[str, bool], truth: Mapping[Expr, bool]) ->
         match node:
             case Func(name="present", args=(Name(id=id),)) if id in present:
                 return Const(present[id])
-            case Name() | Compare() | Unary() | Logic() | Func() if node in truth:
-                return Const(truth[node])
-            case Compare(left=left, rest=(("!=", right),)) if (same := Compare(left, (("==", right),))) in truth:
-                return Const(not truth[same])
             case IfElse(test=test, then=then, other=other):
-                if isinstance(decided := go(test), Const):
+                if isinstance(decided := decide(test), Const):
                     return go(then if decided.value else other)
-            case Unary(op="not", value=value) if isinstance(inner := go(value), Const):
+            case Unary(op="not", value=value) if isinstance(inner := decide(value), Const):
                 return Const(not inner.value)
             case Logic(op=op, items=items):
                 short = op == "or"
                 open_: list[Expr] = []
-                for item in map(go, items):
+                decided_items = tuple(map(decide, items))
+                if all(map(is_, decided_items, items)):
+                    return node
+                for item in decided_items:
                     if not isinstance(item, Const):
                         open_.append(item)
                     elif bool(item.value) is short:
@@ -183,8 +183,17 @@ def fold(expr: Expr, present: Mapping[str, bool], truth: Mapping[Expr, bool]) ->
                 return open_[0] if len(open_) == 1 else Logic(op, tuple(open_))
         return None
 
+    def decide(node: Expr) -> Expr:
+        """An operand of logic or a test: it may be one of the known conditions, or the reverse of one."""
+        if node in truth:
+            return Const(truth[node])
+        match node:
+            case Compare(left=left, rest=(("!=", right),)) if (same := Compare(left, (("==", right),))) in truth:
+                return Const(not truth[same])
+        return go(node)
+
     def go(node: Expr) -> Expr:
-        return rewrite(node, change)
+        return rewrite(node, change) if node.conditional else node
 
     return go(expr)
 
@@ -240,7 +249,9 @@ class _Solver:
         return bool(ready)
 
     def _dtypes(self) -> bool:
-        for tensor in self.dtypes:
+        before = self.dtypes
+        self.dtypes = []
+        for tensor in before:
             match tensor.dtype:
                 case Name(id=id) if id in self.sig.indices and id not in self.known:
                     self.steps.append(SolveDType(tensor.decl.name, id, self.sig.indices[id].choices))
@@ -248,10 +259,8 @@ class _Solver:
                 case expr if self._is_known(expr) and same_as(expr) <= self.inputs.keys():
                     self.checks.append(CheckDType(tensor.decl.name, dtype_options(expr)))
                 case _:
-                    continue
-            self.dtypes.remove(tensor)
-            return True
-        return False
+                    self.dtypes.append(tensor)
+        return len(self.dtypes) < len(before)
 
     def _position(self, tensor: Folded, index: int) -> Position | None:
         """Where an axis stands: from the front or, behind a splice of unknown length, from the back."""
@@ -273,17 +282,22 @@ class _Solver:
             self.steps.append(Rank(name, len(tensor.axes) - len(splices), known, is_open))
 
     def _axes(self, lone: bool) -> bool:
-        for tensor, i in self.pending:
+        """Go through the axes once; a name that stands alone somewhere is taken from there, so others wait for it."""
+        before = self.pending
+        self.pending = []
+        for n, (tensor, i) in enumerate(before):
             self._rank(tensor)
             at = self._position(tensor, i)
-            if at is None or tensor.decl.name not in self.open:
+            ready = at is not None and tensor.decl.name in self.open
+            step = self._axis(tensor.decl.name, tensor, i, at, lone) if at is not None and ready else None
+            if step is None:
+                self.pending.append((tensor, i))
                 continue
-            step = self._axis(tensor.decl.name, tensor, i, at, lone)
-            if step is not None:
-                self.pending.remove((tensor, i))
-                (self.checks if isinstance(step, CheckAxis | CheckSplice) else self.steps).append(step)
-                return True
-        return False
+            (self.checks if isinstance(step, CheckAxis | CheckSplice) else self.steps).append(step)
+            if not lone:
+                self.pending += before[n + 1 :]
+                break
+        return len(self.pending) < len(before)
 
     def _axis(self, name: str, tensor: Folded, i: int, at: Position, lone: bool) -> Step | None:
         match tensor.axes[i]:
@@ -369,7 +383,8 @@ def solve(signature: Signature, present: Mapping[str, bool], truth: Mapping[Expr
 
 
 def _unbound(expr: Expr, known: set[str], place: Any, what: str) -> list[tuple[Any, str]]:
-    return [(place, f"{what} uses '{n}', which is unbound") for n in sorted(names(expr) - known)]
+    unbound = names(expr) - known
+    return [(place, f"{what} uses '{n}', which is unbound") for n in sorted(unbound)] if unbound else []
 
 
 def plain_dtype(dtype: Expr) -> Expr:
