@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tileops.core.testing.cases import Case, edge_cases, workload_cases
+    from tileops.core.testing.cases import Case, case_of, edge_cases, workload_cases
     from tileops.core.testing.integration import TorchCase, run_torch_case, torch_cases
-    from tileops.core.testing.run import CaseFailure, reproduce, run_case
+    from tileops.core.testing.run import CaseFailure, assert_right, reproduce, run_case
 
 __all__ = [
     "Case",
     "CaseFailure",
     "TorchCase",
+    "assert_right",
+    "case_of",
     "edge_cases",
     "reproduce",
     "run_case",
@@ -26,8 +28,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "cases": ("Case", "edge_cases", "workload_cases"),
-    "run": ("CaseFailure", "reproduce", "run_case"),
+    "cases": ("Case", "case_of", "edge_cases", "workload_cases"),
+    "run": ("CaseFailure", "assert_right", "reproduce", "run_case"),
     "integration": ("TorchCase", "run_torch_case", "torch_cases"),
 }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import cycle
+from types import MappingProxyType
 from typing import Any, Literal
 
 import attrs
@@ -49,7 +51,7 @@ class Case:
     """One call with how its inputs lie in memory (by input; the others are contiguous) and what they hold.
 
     ``values`` is "normal", or a key of ``layouts.VALUES``: of the input that ``where`` names, else of all. The strides
-    are the call's too, and its ``id`` is the case's.
+    are the call's too, and its ``id`` is the case's. ``generated`` ones follow from the entry, and are found by it.
     """
 
     call: Call
@@ -57,6 +59,7 @@ class Case:
     values: str = "normal"
     where: str | None = None
     tier: Tier = "full"
+    generated: bool = True
 
     @property
     def id(self) -> str:
@@ -104,6 +107,14 @@ def _edge_cases(entry: Entry, limits: Limits) -> tuple[Case, ...]:
         for case in make(space, points, limits):
             made.setdefault((case.call, tuple(case.layouts.items()), case.values, case.where), case)
     return tuple(made.values())
+
+
+def case_of(
+    call: Call, label: str, layouts: Mapping[str, str] = MappingProxyType({}), values: str = "normal", **fields: Any
+) -> Case:
+    """A case made by hand, of the call that ``Op.bind`` gives; raises CheckError for layouts that it can't have."""
+    case = Case(attrs.evolve(call, id=f"{call.entry.name}/{label}"), values=values, generated=False, **fields)
+    return _laid_out(case, layouts)
 
 
 def _case(space: Space, base: Point, point: Point, note: str = "", **fields: Any) -> Case:
@@ -163,15 +174,15 @@ def _layouts(space: Space, points: Sequence[Point], limits: Limits) -> Iterator[
         for layout in layouts:
             seeds = [next(turns), base]
             for seed in seeds:
-                if case := _laid_out(space, _case(space, base, seed, f"{name}-{layout}", tier=tier), {name: layout}):
-                    yield case
+                with suppress(CheckError):
+                    yield _laid_out(_case(space, base, seed, f"{name}-{layout}", tier=tier), {name: layout})
                     tier = "full"
                     break
     richest = sorted(points, key=lambda p: -len(_ways(space, p)))[:2]
     for turn, point in zip(range(max(map(len, _ways(space, base).values()), default=0)), cycle(richest)):
         chosen = {n: ways[(turn + i) % len(ways)] for i, (n, ways) in enumerate(_ways(space, point).items())}
-        if case := _laid_out(space, _case(space, base, point, f"mixed{turn}"), chosen):
-            yield case
+        with suppress(CheckError):
+            yield _laid_out(_case(space, base, point, f"mixed{turn}"), chosen)
 
 
 def _ways(space: Space, point: Point) -> dict[str, list[str]]:
@@ -182,17 +193,14 @@ def _ways(space: Space, point: Point) -> dict[str, list[str]]:
     return {n: layouts for n, layouts in ways.items() if layouts}
 
 
-def _laid_out(space: Space, case: Case, layouts: Mapping[str, str]) -> Case | None:
-    """The case with these layouts; None where the signature refuses their strides."""
+def _laid_out(case: Case, layouts: Mapping[str, str]) -> Case:
+    """The case with these layouts; raises CheckError where the signature refuses their strides."""
     call = case.call
     metas = {
         n: m and TensorMeta(m.shape, m.dtype, placement(layouts.get(n, "contiguous"), m.shape).strides)
         for n, m in call.inputs.items()
     }
-    try:
-        call = space.checker.bind(call.params, metas, call.device, call.content, call.id)
-    except CheckError:
-        return None
+    call = checker_of(call.entry).bind(call.params, metas, call.device, call.content, call.id)
     return attrs.evolve(case, call=call, layouts=layouts)
 
 

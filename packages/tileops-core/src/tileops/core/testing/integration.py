@@ -1,8 +1,11 @@
-"""How an operator fits into torch: opcheck, compilation, changing sizes, shapes without data, absent gradients."""
+"""How an operator fits into Python and torch: as a value, in threads, compiled, on shapes alone; what it refuses."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch import Tensor
 from tileops.core import accuracy
 from tileops.core.check import Call
 from tileops.core.dtypes import torch_dtype
-from tileops.core.errors import TileOpsError
+from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.families import op_class
 from tileops.core.inputs import make_inputs
 from tileops.core.op import Op
@@ -34,6 +37,7 @@ class TorchCase:
     check: str
     calls: tuple[Call, ...]
     tier: Tier = "full"
+    generated: bool = True
 
     def __str__(self) -> str:
         params = ", ".join(f"{name}={value}" for name, value in self.calls[0].params.items())
@@ -53,11 +57,16 @@ def _torch_cases(entry: Entry) -> tuple[TorchCase, ...]:
 def _made(entry: Entry) -> Iterator[TorchCase]:
     space = space_of(entry)
     base = base_point(space)
-    few = list(_few(space, pairwise(space, base)))
+    points = pairwise(space, base)
+    few = list(_few(space, points))
     few += [case.call for case in edge_cases(entry) if len(case.layouts) == sum(map(bool, case.call.inputs.values()))][
         :1
     ]
+    others = [call for point in points if (call := bind(space, point)) and call.params != few[0].params]
+    yield TorchCase(f"{entry.name}/value", "value", (few[0], *others), tier="smoke")
+    yield TorchCase(f"{entry.name}/threads", "threads", tuple(_alike(entry, few[0])))
     for i, call in enumerate(few):
+        yield TorchCase(f"{entry.name}/refusals{i}", "refusals", (call,), tier="full" if i else "smoke")
         yield TorchCase(f"{entry.name}/opcheck{i}", "opcheck", (call,))
         if entry.fullgraph:
             yield TorchCase(f"{entry.name}/aot_eager{i}", "aot_eager", (call,))
@@ -84,6 +93,15 @@ def _few(space: Space, points: Sequence[Point]) -> Iterator[Call]:
         if facts - seen:
             seen |= facts
             yield call
+
+
+def _alike(entry: Entry, first: Call) -> Iterator[Call]:
+    """Calls of one op value that differ in shapes, layouts and dtypes."""
+    seen: set[Call] = set()
+    for case in edge_cases(entry):
+        if case.call.params == first.params and case.call not in seen and not case.id.partition("=")[2]:
+            seen.add(case.call)
+            yield case.call
 
 
 def _grown(space: Space, base: Point) -> Iterator[tuple[Call, ...]]:
@@ -125,7 +143,67 @@ def _unlike(call: Call, inputs: Sequence[Tensor | None], got: Any, expected: Any
     got, expected = (accuracy.collect(call, returned, named) for returned in (got, expected))
     for name in call.outputs:
         if not same_bits(got[name], expected[name]):
-            yield f"{name}: differs from the call that isn't compiled"
+            yield f"{name}: the bits differ from those of a plain call"
+
+
+def _value(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    """Equal params make equal ops, of which copies and what a pickle gives back are some."""
+    first, *others = calls
+    inputs = _arguments(first, device)
+    for how, other in {
+        "one more with its params": type(op)(**first.params),
+        "a copy": copy.copy(op),
+        "a deep copy": copy.deepcopy(op),
+        "a pickle": pickle.loads(pickle.dumps(op)),
+    }.items():
+        if other != op or hash(other) != hash(op) or repr(other) != repr(op):
+            yield f"{how} is {other!r}, which isn't {op!r}"
+        elif list(_unlike(first, inputs, other(*inputs), op(*inputs))):
+            yield f"{how} gives other bits"
+    for call in others:
+        if type(op)(**call.params) == op:
+            yield f"{op!r} equals the op with {dict(call.params)}"
+    for name in first.params:
+        try:
+            setattr(op, name, getattr(op, name))
+        except AttributeError:
+            continue
+        yield f"{name} can be set"
+
+
+def _threads(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    """Eight threads that make the same calls, each in an order of its own."""
+    arguments = [_arguments(call, device) for call in calls]
+    alone = [op(*inputs) for inputs in arguments]
+
+    def work(thread: int) -> list[str]:
+        order = [(i * (2 * thread + 1) + thread) % len(calls) for i in range(2 * len(calls))]
+        return [p for i in order for p in _unlike(calls[i], arguments[i], op(*arguments[i]), alone[i])]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [p for problems in pool.map(work, range(8)) for p in problems]
+    yield from dict.fromkeys(f"{p}, in threads" for p in found)
+
+
+def _refusals(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    """Whatever the signature says, no input may be one of these; the error names it."""
+    for call in calls:
+        inputs = dict(zip(call.inputs, _arguments(call, device), strict=True))
+        there = {name: x for name, x in inputs.items() if x is not None}
+        for name, x in there.items():
+            wrong = {"a list": [1.0], "complex": x.to(torch.complex64), "sparse": x.float().to_sparse()}
+            if len(there) > 1:
+                wrong["elsewhere"] = x.to("meta")
+            if not call.entry.signature.inputs[name].optional:
+                wrong["absent"] = None
+            for what, bad in wrong.items():
+                try:
+                    op(*{**inputs, name: bad}.values())
+                except CheckError as e:
+                    if what != "elsewhere" and e.argument != name:
+                        yield f"{name} {what}: the error names {e.argument}: {e}"
+                else:
+                    yield f"{name} {what}: no CheckError is raised"
 
 
 def _opcheck(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
@@ -205,6 +283,9 @@ def _gradient_compiled(op: Any, calls: Sequence[Call], device: str) -> Iterator[
 
 
 CHECKS: Mapping[str, Callable[[Any, Sequence[Call], str], Iterator[str]]] = {
+    "value": _value,
+    "threads": _threads,
+    "refusals": _refusals,
     "opcheck": _opcheck,
     "aot_eager": _compiled("aot_eager"),
     "inductor": _compiled("inductor"),

@@ -5,9 +5,9 @@ else in full. A run takes the tests of ``--device`` (cpu) up to ``--tier`` (full
 tier, it decides itself: ``-m cuda``, ``-m smoke`` and ``-m "smoke and cuda"`` do what they say. A device that the
 selected tests need and that isn't there fails the run.
 
-A test marked ``op(GEMMFwdOp)`` runs once for every case that it asks for by the name of an argument::
+A test marked ``op("GEMMFwdOp")`` runs once for every case that it asks for by the name of an argument::
 
-    @pytest.mark.op(GEMMFwdOp)
+    @pytest.mark.op("GEMMFwdOp")
     def test_edges(edge_case, device):
         run_case(edge_case, device)
 
@@ -30,7 +30,7 @@ MARKERS = (
     "nightly: too long for each change",
     "cuda: needs an NVIDIA GPU",
     "musa: needs a Moore Threads GPU",
-    "op(*classes): the operators whose cases a test takes",
+    "op(*names): the operators whose cases a test takes",
     "semantics(op, *ids): the sentences of an entry's 'semantics' that a test holds it to",
 )
 
@@ -59,13 +59,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", [pytest.param(d, marks=_marks(d)) for d in devices])
 
 
-def _parameters(kind: str, classes: Sequence[type], devices: Sequence[str]) -> Iterator[object]:
+def _parameters(kind: str, ops: Sequence[str], devices: Sequence[str]) -> Iterator[object]:
     from tileops.core import testing
+    from tileops.core.families import find_entry
 
-    for cls in classes:
+    for op in ops:
         for device in devices:
-            for case in getattr(testing, f"{kind}s")(cls.entry, device=device):  # type: ignore[attr-defined] # an Op
-                name = case.id if len(classes) > 1 else case.id.partition("/")[2]
+            for case in getattr(testing, f"{kind}s")(find_entry(op), device=device):
+                name = case.id if len(ops) > 1 else case.id.partition("/")[2]
                 yield pytest.param(case, device, id=f"{device}-{name}", marks=_marks(device, case.tier))
 
 

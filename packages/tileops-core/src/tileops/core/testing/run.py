@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -34,9 +35,10 @@ class CaseFailure(AssertionError):
     """All that is wrong about an operator in one case, with a line that shows it again."""
 
     def __init__(self, case: Case | TorchCase, device: str, problems: Sequence[str]):
-        shown = [f"- {p}".replace("\n", "\n  ") for p in problems]
         again = f"from tileops.core.testing import reproduce; reproduce('{case.id}', '{device}')"
-        super().__init__("\n".join([f"{case.id} on {device}", *shown, f"call: {case}", f'again: python -c "{again}"']))
+        shown = [f"- {p}".replace("\n", "\n  ") for p in problems]
+        shown += [f"call: {case}", *([f'again: python -c "{again}"'] if case.generated else [])]
+        super().__init__("\n".join([f"{case.id} on {device}", *shown]))
 
 
 @attrs.frozen
@@ -61,43 +63,80 @@ def run_case(case: Case, device: str = "cpu", op: type[Op] | None = None, seed: 
     memory around them. Outputs have memory of their own and keep none of what was there. ``op`` is the operator's
     class where no installed family has it.
     """
-    call = case.call
     problems: list[str] = []
     try:
-        held = {n: _hold(case, n, x) for n, x in _inputs(case, device, seed).items() if x is not None}
-        tensors: Tensors = {n: held[n].tensor if n in held else None for n in call.inputs}
-        instance: Any = (op or op_class(call.entry))(**call.params)
-
-        with _poisoned_memory(call, device) as spoilt:
-            returned = instance(*tensors.values())
-        results = accuracy.collect(call, returned, tensors)
-        kept = {n: x.clone() if isinstance(x, Tensor) else x for n, x in results.items()}
-        problems += ["memory beside an output is written"] if spoilt() else []
-        problems += [p for n, h in held.items() for p in _changes(n, h, n in accuracy.mutated(call))]
-        problems += _form(call, returned)
-        problems += [p for n in call.outputs for p in _place(call, n, results, held)]
-        problems += _binding(call, instance, tensors)
-
-        for h in held.values():
-            h.buffer.copy_(h.before)
-        problems += [f.message for f in accuracy.verify(call, tensors, kept).findings if not f.ok]
-        again = accuracy.collect(call, instance(*tensors.values()), tensors)
-        problems += [f"{n}: a second call gives other bits" for n, x in again.items() if not same_bits(x, kept[n])]
+        with _one_thread():
+            for problem in _problems(case, device, op or op_class(case.call.entry), seed):
+                problems.append(problem)
     except Exception as e:
         raise CaseFailure(case, device, [*problems, f"{type(e).__name__}: {e}"]) from e
     if problems:
         raise CaseFailure(case, device, problems)
 
 
+def _problems(case: Case, device: str, cls: type[Op], seed: int) -> Iterator[str]:
+    call = case.call
+    held = {n: _hold(case, n, x) for n, x in _inputs(case, device, seed).items() if x is not None}
+    tensors: Tensors = {n: held[n].tensor if n in held else None for n in call.inputs}
+    op: Any = cls(**call.params)
+
+    with _poisoned_memory(call, device) as spoilt:
+        returned = op(*tensors.values())
+    if spoilt():
+        yield "memory beside an output is written"
+    results = accuracy.collect(call, returned, tensors)
+    kept = {n: x.clone() if isinstance(x, Tensor) else x for n, x in results.items()}
+    for name, h in held.items():
+        yield from _changes(name, h, name in accuracy.mutated(call))
+    yield from _form(call, returned)
+    for name in call.outputs:
+        yield from _place(call, name, results, held)
+    yield from _binding(call, op, tensors)
+
+    for h in held.values():
+        h.buffer.copy_(h.before)
+    verdict = accuracy.verify(call, tensors, kept)
+    yield from (finding.message for finding in verdict.findings if not finding.ok)
+    again = accuracy.collect(call, op(*tensors.values()), tensors)
+    yield from (f"{n}: a second call gives other bits" for n, x in again.items() if not same_bits(x, kept[n]))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Cases are small on a cpu; threads would spend the time waiting for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_right(op: Any, *inputs: Tensor | None) -> Any:
+    """What an op returns for these very tensors, found as near to the oracle as it must be; else AssertionError."""
+    call = op.bind(*inputs)
+    before = {n: None if x is None else x.clone() for n, x in zip_longest(call.inputs, inputs)}
+    returned = op(*inputs)
+    results = accuracy.collect(call, returned, dict(zip_longest(call.inputs, inputs)))
+    verdict = accuracy.verify(call, before, results)
+    assert verdict, str(verdict)
+    return returned
+
+
 def reproduce(case_id: str, device: str = "cpu") -> None:
     """Run the case of an installed operator that has this id."""
+    from tileops.core.testing.integration import run_torch_case, torch_cases
+
     entry = find_entry(case_id.partition("/")[0])
-    known = {case.id: case for make in (workload_cases, edge_cases) for case in make(entry, device=device)}
-    if case_id not in known:
-        raise TileOpsError(
-            f"no case is called '{case_id}'; {did_you_mean(case_id, known) or f'there are {len(known)}'}"
-        )
-    run_case(known[case_id], device)
+    cases = {c.id: c for c in (*workload_cases(entry, device=device), *edge_cases(entry, device))}
+    checks = {c.id: c for c in torch_cases(entry, device)}
+    if case_id in cases:
+        run_case(cases[case_id], device)
+    elif case_id in checks:
+        run_torch_case(checks[case_id], device)
+    else:
+        hint = did_you_mean(case_id, [*cases, *checks]) or f"{entry.name} has {len(cases) + len(checks)}"
+        raise TileOpsError(f"no case is called '{case_id}'; {hint}")
 
 
 def _inputs(case: Case, device: str, seed: int) -> Tensors:
