@@ -106,9 +106,6 @@ def judge(
     ]
 
 
-# -- ulp -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_ulp_is_the_distance_to_the_next_number(dtype):
     kind = getattr(torch, dtype)
@@ -151,9 +148,6 @@ def test_ulp_known_values(dtype, value, expected):
 def test_ulp_covers_every_dtype_of_the_language():
     for dtype in BITS:
         assert ulp(torch.ones(1), getattr(torch, dtype)).item() > 0
-
-
-# -- slices and Frobenius norm ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
@@ -232,8 +226,6 @@ def test_contraction_adds_its_share_of_the_absolute_product(count):
     assert error(2.0**-22, 1).error == 2.0
 
 
-# -- NaN and Inf -----------------------------------------------------------------------------------------------------
-
 NAN, INF = math.nan, math.inf
 
 
@@ -270,9 +262,6 @@ def test_the_scale_of_a_slice_is_its_largest_finite_value():
     truth, unit = [[INF, 1.0, NAN]], 2.0**-10
     assert judge("float16", truth, truth, [[INF, 1 + unit, NAN]]).error == 1.0
     assert not judge("float16", truth, truth, [[INF, 1 + 2 * unit, NAN]]).ok
-
-
-# -- the other rules -------------------------------------------------------------------------------------------------
 
 
 def test_a_float32_constant_is_a_statistic():
@@ -394,9 +383,6 @@ def test_a_verdict_reads_well():
     )
 
 
-# -- oracle and yardstick --------------------------------------------------------------------------------------------
-
-
 def spied(function: str, model: str | None = None) -> tuple[Call, dict[str, Any]]:
     inputs = {
         "x": torch.full((2, 2), 1.1, dtype=torch.bfloat16, requires_grad=True),
@@ -476,9 +462,6 @@ def test_collect_names_what_an_operator_returned():
         collect(call, one, {"x": one})
     assert collect(make({}, {}), None, {}) == {}
     assert collect(make({}, {"y": ("float32", (1,))}), one, {}) == {"y": one}
-
-
-# -- whole calls, and results that cheat -----------------------------------------------------------------------------
 
 
 def product(dtype: str, m: int = 32, n: int = 64, k: int = 256) -> tuple[Call, dict[str, torch.Tensor], torch.Tensor]:

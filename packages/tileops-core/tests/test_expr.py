@@ -54,9 +54,6 @@ def symbolically(text: str, env: Mapping[str, Any] = ENV) -> Any:
     return eval(source, {**FUNCTIONS, "sym": symbolic})(env)
 
 
-# -- what it means -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -154,9 +151,6 @@ def test_what_has_no_value_raises_one_of_the_failures(text: str) -> None:
         symbolically(text)
 
 
-# -- functions against another way of counting -------------------------------------------------------------------------
-
-
 def visible_pairs(s_q: int, s_kv: int, causal: bool, left: int, right: int) -> int:
     right = 0 if causal else right
     at = s_kv - s_q
@@ -186,9 +180,6 @@ def test_broadcast_is_torchs(shapes: list[tuple[int, ...]]) -> None:
                 own(*shapes)
     else:
         assert broadcast(*shapes) == symbolic.broadcast(*shapes) == expected
-
-
-# -- what it refuses ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -275,8 +266,6 @@ def test_checking_a_deep_expression_takes_no_time() -> None:
     assert time.process_time() - began < 1
 
 
-# -- what kind of value ------------------------------------------------------------------------------------------------
-
 SCOPE = Scope(
     {"M": "int", "eps": "any", "scale": "number", "S": "shape", "flag": "bool", "mode": "text", "T": "dtype"},
     tensors=("w",),
@@ -358,9 +347,6 @@ def test_a_slip_is_found_where_it_is(text: str, offset: int, message: str, hint:
     assert (e.value.offset, e.value.hint) == (offset, hint) or text == "*S"
 
 
-# -- as text and back --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -396,8 +382,6 @@ def test_substitute_takes_expressions() -> None:
     assert substitute(parse("[R, *C]"), {"R": parse("M + 1"), "C": Name("S")}) == parse("[M + 1, *S]")
     assert isinstance(substitute(Star(Name("C")), {"C": Name("S")}), Star)
 
-
-# -- any tree ----------------------------------------------------------------------------------------------------------
 
 LEAVES = {"number": ["M", "N", "Z", "0", "1", "2", "7"], "bool": ["flag", "off", "True"], "shape": ["S", "[M, *S]"]}
 FORMS = {

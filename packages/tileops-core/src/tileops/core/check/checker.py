@@ -45,8 +45,6 @@ class Checker:
         self._variants: dict[tuple[Any, ...], tuple[Solution, dict[bool, Run]]] = {}
         self._lock = Lock()
 
-    # -- params --
-
     def params(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All params in spec order and canonical form; dtypes are given by name."""
         out = {}
@@ -63,8 +61,6 @@ class Checker:
             except ValueError as e:
                 raise CheckError(self.entry.name, name, repr(value), str(e), f"param {name}: {param.type}") from None
         return out
-
-    # -- calls --
 
     def variant(
         self, params: Mapping[str, Any], present: Sequence[bool], symbolic: bool = False

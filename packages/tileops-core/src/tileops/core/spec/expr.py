@@ -303,9 +303,6 @@ def unparse(node: Expr) -> str:
     return ast.unparse(ast.parse(_emit(node, lambda name: name, _Spelling), mode="eval"))
 
 
-# -- evaluation ------------------------------------------------------------------------------------------------------
-
-
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 

@@ -145,8 +145,6 @@ class _EntryReader:
                 out[id] = self.src.string(node, f"semantics '{id}'")
         return out
 
-    # -- workloads --
-
     def workloads(self) -> tuple[Row, ...]:
         rows: list[Row] = []
         labels: dict[str, int] = {}
@@ -220,8 +218,6 @@ class _EntryReader:
                     case[name] = dtype
             cases.append(case)
         return tuple(cases)
-
-    # -- the rest --
 
     def accuracy(self) -> Mapping[str, Mapping[str, Any]] | None:
         """The overrides of ``tileops.core.accuracy`` by output or mutated input; numbers are expressions."""

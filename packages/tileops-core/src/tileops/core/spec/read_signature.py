@@ -103,8 +103,6 @@ class SignatureReader:
         symbolic = tuple(s for node in self._list(parts, "symbolic") if (s := self._symbolic(node)))
         return Signature(self.indices, self.params, self.types, self.let, self.inputs, self.outputs, where, symbolic)
 
-    # -- names --
-
     def _section(self, parts: dict[str, Node], key: str, names: bool = True) -> dict[str, Node]:
         out: dict[str, Node] = {}
         if key not in parts:
@@ -213,8 +211,6 @@ class SignatureReader:
             if taken := {n.var for n in walk(body.expr) if isinstance(n, Comp)} & {*params}:
                 self.src.error(node, "S105", f"'{min(taken)}' is a parameter of type {name} and can't run over a list")
             self.types[name] = NamedType(name, params, body.expr)
-
-    # -- tensors --
 
     def _tensor(self, name: str, node: Node, role: str, into: dict[str, TensorDecl]) -> None:
         what = f"{role} {name}"
@@ -353,8 +349,6 @@ class SignatureReader:
                 self.src.error(node, "S107", f"'layout' of {what} must be like(x), x an input")
         return None
 
-    # -- content --
-
     def values(self, node: Node, what: str, tensor: str) -> Predicate | None:
         """A generator of an input's content, or ``forward(output)``."""
         text = self.src.string(node, what)
@@ -399,8 +393,6 @@ class SignatureReader:
                 raise ExprError(f"'{param}' of {what} must name another input", arg.at, close, "S110")
         elif not (lists and self._scope().infer(arg) == "shape"):
             self._scope().need(arg, "int", f"'{param}' of {what}")
-
-    # -- rules --
 
     def _rule(self, node: Node) -> Rule | None:
         if not isinstance(node, yaml.MappingNode):

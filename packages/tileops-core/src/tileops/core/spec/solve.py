@@ -399,9 +399,6 @@ def plain_dtype(dtype: Expr) -> Expr:
     return rewrite(dtype, change)
 
 
-# -- is every index determined? ----------------------------------------------------------------------------------------
-
-
 def _samples(type_: ParamType, numbers: set[int]) -> list[Any]:
     """Values that decide the conditions on a param which ask for these numbers, and for None."""
     around = sorted({n + d for n in numbers | {0, 1} for d in (-1, 0, 1)})
