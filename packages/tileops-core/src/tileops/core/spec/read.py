@@ -111,10 +111,11 @@ class _EntryReader:
         return family
 
     def aliases(self) -> tuple[str, ...]:
-        for node in self.src.sequence(self.parts["aliases"], "aliases") if "aliases" in self.parts else ():
-            if isinstance(node, yaml.ScalarNode) and not _OP_NAME.fullmatch(node.value):
-                self.src.error(node, "S106", f"'{node.value}' is no op's name", "write {Name}FwdOp or {Name}BwdOp")
-        return self.strings("aliases")
+        aliases = self.strings("aliases")
+        for alias, node in zip(aliases, self.parts["aliases"].value if aliases else (), strict=True):
+            if alias and not _OP_NAME.fullmatch(alias):
+                self.src.error(node, "S106", f"'{alias}' is no op's name", "write {Name}FwdOp or {Name}BwdOp")
+        return aliases
 
     def func_ref(self, key: str) -> FuncRef | None:
         if key not in self.parts:
@@ -159,8 +160,7 @@ class _EntryReader:
     def _row(self, node: Node) -> Row:
         sig = self.signature
         sizes = {n: i for n, i in sig.indices.items() if i.kind != "DType"}
-        known = [n for n in self.reader.kinds if n in sizes or n in sig.params or self.scope.names[n] == "any"]
-        parts = self.src.mapping(node, f"a row of {self.name}", (*known, *ROW_KEYS))
+        parts = self.src.mapping(node, f"a row of {self.name}", (*sizes, *sig.params, *self.reader.faulty, *ROW_KEYS))
         label = self.src.string(parts["label"], "a row's label") if "label" in parts else ""
         if "label" not in parts:
             self.src.error(node, "S102", f"a row of {self.name} lacks 'label'")
@@ -205,7 +205,8 @@ class _EntryReader:
 
     def _dtype_cases(self, parts: Mapping[str, Node], label: str) -> tuple[dict[str, str], ...]:
         choices = {n: i.choices for n, i in self.signature.indices.items() if i.kind == "DType"}
-        known = choices | {n: own for n, t in self.signature.inputs.items() if (own := _union(t.dtype.expr, choices))}
+        known = dict.fromkeys(self.reader.faulty, tuple(BITS)) | choices
+        known |= {n: own for n, t in self.signature.inputs.items() if (own := _union(t.dtype.expr, choices))}
         cases = []
         for node in self.src.sequence(parts["dtype_cases"], "dtype_cases") if "dtype_cases" in parts else ():
             case = {}

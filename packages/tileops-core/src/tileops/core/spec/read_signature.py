@@ -88,8 +88,8 @@ class SignatureReader:
             self._index(name, node)
         for name, node in self._section(parts, "params").items():
             self._param(name, node)
-        for head, node in self._section(parts, "types", names=False).items():
-            self._type(head, node)
+        for head, key, node in self.src.items(parts["types"], "types") if "types" in parts else ():
+            self._type(head, key, node)
         for name, node in self._section(parts, "let").items():
             text = self._text(node, f"let {name}")
             self.kinds[name] = "any" if text is None else self._scope().infer(text.expr)
@@ -103,16 +103,21 @@ class SignatureReader:
         symbolic = tuple(s for node in self._list(parts, "symbolic") if (s := self._symbolic(node)))
         return Signature(self.indices, self.params, self.types, self.let, self.inputs, self.outputs, where, symbolic)
 
-    def _section(self, parts: dict[str, Node], key: str, names: bool = True) -> dict[str, Node]:
+    @property
+    def faulty(self) -> list[str]:
+        """Names whose declaration is at fault, so that nothing is known of their values."""
+        return [n for n in self.kinds if n not in self.indices and n not in self.params and n not in self.let]
+
+    def _section(self, parts: dict[str, Node], key: str) -> dict[str, Node]:
         out: dict[str, Node] = {}
         if key not in parts:
             return out
         for name, key_node, node in self.src.items(parts[key], key):
-            if names and not _WORD.fullmatch(name):
+            if not _WORD.fullmatch(name):
                 self.src.error(key_node, "S106", f"'{name}' is no name: letters, digits and '_', a letter first")
-            elif names and name in _RESERVED:
+            elif name in _RESERVED:
                 self.src.error(key_node, "S105", f"'{name}' is a word of the language and can't name anything")
-            elif names and (name in self.kinds or name in self.tensors):
+            elif name in self.kinds or name in self.tensors:
                 self.src.error(key_node, "S105", f"'{name}' is declared twice in this signature")
             else:
                 out[name] = node
@@ -191,25 +196,28 @@ class SignatureReader:
         if type_.choices:
             self.choices[name] = type_.choices
 
-    def _type(self, head: str, node: Node) -> None:
-        expr = self.src.expr(node, head, "a type's head")
+    def _type(self, head: str, key: Node, node: Node) -> None:
+        expr = self.src.expr(key, head, "a type's head")
         body = self.src.text(node, f"type {head}")
         match expr:
             case Item(value=Name(id=name), args=args) if all(isinstance(a, Name) for a in args):
                 params = tuple(cast(Name, a).id for a in args)
             case Expr():
-                self.src.error(node, "S107", f"'{head}' is no type's head", "write it as Name[a, b]")
+                self.src.error(key, "S107", f"'{head}' is no type's head", "write it as Name[a, b]")
                 return
             case None:
                 return
         if name in self.kinds or name in _RESERVED or len(set(params)) < len(params):
-            self.src.error(node, "S105", f"'{head}' needs a name of its own, and one for each of its parameters")
+            self.src.error(key, "S105", f"'{head}' needs a name of its own, and one for each of its parameters")
         elif body is not None:
-            if stray := names(body.expr) - {*params}:
-                hint = did_you_mean(min(stray), params)
-                self.src.error(node, "S104", f"unknown name '{min(stray)}' in type {name}", hint)
-            if taken := {n.var for n in walk(body.expr) if isinstance(n, Comp)} & {*params}:
-                self.src.error(node, "S105", f"'{min(taken)}' is a parameter of type {name} and can't run over a list")
+            stray = names(body.expr) - {*params}
+            for part in walk(body.expr):
+                if isinstance(part, Name) and part.id in stray:
+                    hint = did_you_mean(part.id, params)
+                    self.src.error(node, "S104", f"unknown name '{part.id}' in type {name}", hint, offset=part.at)
+                if isinstance(part, Comp) and part.var in params:
+                    message = f"'{part.var}' is a parameter of type {name} and can't run over a list"
+                    self.src.error(node, "S105", message, offset=part.at)
             self.types[name] = NamedType(name, params, body.expr)
 
     def _tensor(self, name: str, node: Node, role: str, into: dict[str, TensorDecl]) -> None:

@@ -199,7 +199,10 @@ def fold(expr: Expr, present: Mapping[str, bool], truth: Mapping[Expr, bool]) ->
 
 
 def _axes(shape: Expr) -> tuple[Expr, ...]:
-    return shape.items if isinstance(shape, Seq) else (Star(shape),)
+    """The axes of a folded shape; a splice of a list is its items."""
+    items = shape.items if isinstance(shape, Seq) else (Star(shape),)
+    nested = (_axes(i.value) if isinstance(i, Star) and isinstance(i.value, Seq) else (i,) for i in items)
+    return tuple(itertools.chain.from_iterable(nested))
 
 
 def _linear(expr: Expr, name: str) -> tuple[int, Expr | None] | None:
