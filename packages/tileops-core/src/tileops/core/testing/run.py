@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tileops.core.testing.integration import TorchCase
 
 GUARD = 512  # bytes; a multiple of every alignment that a kernel may ask for
+SMALL = 2**20  # bytes; torch's allocator for GPUs takes what is smaller from shared segments
 POISON = 0xFF  # NaN in every floating type, -1 in every signed integer
 
 Tensors = dict[str, Tensor | None]
@@ -168,11 +169,15 @@ def _hold(case: Case, name: str, values: Tensor) -> Held:
 def _poisoned_memory(call: Call, device: str) -> Iterator[Callable[[], bool]]:
     """Poison free memory where outputs may be allocated; gives a function that tells whether it is written beside them.
 
-    ``torch.empty`` is filled too, which torch does while it is to be deterministic. How much of this a call meets is up
-    to the allocators.
+    Blocks of an output's size are made, and every other one is freed: it is what an allocator will give next, between
+    two that are watched. Beside a large output the watched ones are small. ``torch.empty`` is filled too, which torch
+    does while it is to be deterministic. How much of this a call meets is up to the allocators.
     """
-    sizes = [n for m in call.outputs.values() if m is not None for n in (GUARD, m.nbytes, GUARD)]
-    blocks = [torch.full((size,), POISON, dtype=torch.uint8, device=device) for size in sizes]
+    sizes: list[int] = []
+    for size in [meta.nbytes for meta in call.outputs.values() if meta is not None and meta.numel]:
+        count, beside = (8, size) if size <= SMALL else (1, GUARD)
+        sizes += [n for _ in range(count) for n in (beside, size, beside)]
+    blocks = [torch.full((n,), POISON, dtype=torch.uint8, device=device) for n in sizes]
     guards = [block for i, block in enumerate(blocks) if i % 3 != 1]
     del blocks
     mode = torch.get_deterministic_debug_mode()
