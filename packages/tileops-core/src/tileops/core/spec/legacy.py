@@ -67,6 +67,8 @@ def modernise(src: Source, entry: Node) -> Node:
                     src.warning(value, "S303", "the signature is abridged, so these rows can't be made into calls")
                 parts.append((key, _sequence(value, [_row(row, signature, elided) for row in value.value])))
             case "roofline" if isinstance(func := _get(value, "func"), yaml.ScalarNode):
+                if "." not in func.value:
+                    src.error(func, "S107", f"'func' of roofline must be module.function, not '{func.value}'")
                 parts.append((key, _roofline(value, func)))
             case "source" if isinstance(value, yaml.MappingNode):
                 parts.append((key, _mapping(value, [p for p in value.value if p[0].value != "kernel_map"])))
@@ -196,7 +198,7 @@ def _union(dtype: Node | None) -> list[str]:
 def _roofline(node: Node, func: Node) -> Node:
     """``func`` gives (flops, bytes): the same ``module:function`` stands for both."""
     module, _, name = func.value.rpartition(".")
-    both = f"{module}:{name}"
+    both = f"{module}:{name}" if module else "0"
     rest = [(k, v) for k, v in node.value if k.value != "func"]
     return _mapping(
         node, [(_scalar("flops", func), _scalar(both, func)), (_scalar("bytes", func), _scalar(both, func)), *rest]

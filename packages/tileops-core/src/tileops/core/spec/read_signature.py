@@ -75,6 +75,7 @@ class SignatureReader:
     kinds: dict[str, Kind] = attrs.field(factory=dict)
     choices: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
     tensors: dict[str, str] = attrs.field(factory=dict)  # to "inputs" or "outputs"
+    broken: list[str] = attrs.field(factory=list)  # tensors that are declared, but not well
 
     def read(self) -> Signature:
         parts = self.src.mapping(self.node, "signature", KEYS)
@@ -139,14 +140,15 @@ class SignatureReader:
         if text is None:
             return None
         try:
+            expr = self._expand(text.expr)
             if kind is None:
-                self._scope().infer(text.expr)
+                self._scope().infer(expr)
             else:
-                self._scope().need(text.expr, kind, "it")
+                self._scope().need(expr, kind, "it")
         except ExprError as e:
             self.src.fault(node, e, what)
             return None
-        return text
+        return attrs.evolve(text, expr=expr)
 
     def _index(self, name: str, node: Node) -> None:
         what = f"the type of index '{name}'"
@@ -229,6 +231,7 @@ class SignatureReader:
         dtype = self._dtype(parts["dtype"], f"the dtype of {what}", role) if "dtype" in parts else None
         shape = self._shape(parts["shape"], what) if "shape" in parts else None
         if dtype is None or shape is None:
+            self.broken.append(name)
             return
         optional = "optional" in parts and self.src.flag(parts["optional"], f"'optional' of {what}")
         if optional and "when" in parts:
@@ -259,6 +262,9 @@ class SignatureReader:
             return None
         try:
             expr = self._expand(text.expr)
+            match expr:
+                case Item(value=Name(id=id, at=at)) if id not in self.kinds:
+                    raise ExprError(f"unknown type '{id}'", at, did_you_mean(id, self.types), "S104")
             self._check_shape(expr, what)
         except ExprError as e:
             self.src.fault(
@@ -268,11 +274,11 @@ class SignatureReader:
         return attrs.evolve(text, expr=expr)
 
     def _expand(self, expr: Expr) -> Expr:
+        """An expression with the applications of named types spelled out."""
+
         def apply(n: Expr) -> Expr | None:
             match n:
-                case Item(value=Name(id=name), args=args) if name not in self.kinds:
-                    if name not in self.types:
-                        raise ExprError(f"unknown type '{name}'", n.at, did_you_mean(name, self.types), "S104")
+                case Item(value=Name(id=name), args=args) if name in self.types:
                     declared = self.types[name]
                     if len(args) != len(declared.params):
                         head, count = f"{name}[{', '.join(declared.params)}]", len(declared.params)
@@ -337,7 +343,7 @@ class SignatureReader:
                 self._check_dtype(then)
                 self._check_dtype(other)
             case Func(name="same_as", args=(Name(id=id, at=at),)):
-                if id not in self.inputs:
+                if id not in self.inputs and id not in self.broken:
                     message = f"same_as() names an input declared before, not '{id}'"
                     raise ExprError(message, at, did_you_mean(id, self.inputs), "S104")
             case Func(name="coalesce", args=(Name(id=id, at=at), second)):
@@ -351,7 +357,7 @@ class SignatureReader:
     def _layout(self, node: Node, what: str) -> str | None:
         text = self.src.string(node, f"'layout' of {what}")
         match self.src.expr(node, text, f"'layout' of {what}") if text else None:
-            case Func(name="like", args=(Name(id=id),)) if id in self.inputs:
+            case Func(name="like", args=(Name(id=id),)) if id in self.inputs or id in self.broken:
                 return id
             case Expr():
                 self.src.error(node, "S107", f"'layout' of {what} must be like(x), x an input")
