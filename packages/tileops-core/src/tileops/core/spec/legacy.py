@@ -159,7 +159,9 @@ def _rule(node: Node, tensors: dict[str, str | None]) -> Node:
     if not isinstance(node, yaml.ScalarNode) or "." not in node.value:
         return node
     try:
-        return _scalar(ast.unparse(Spell().visit(ast.parse(node.value.strip(), mode="eval"))), node)
+        rule = Spell().visit(ast.parse(node.value.strip(), mode="eval"))
+        spelt = not any(isinstance(part, ast.Attribute) for part in ast.walk(rule))
+        return _scalar(ast.unparse(rule), node) if spelt else node
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return node
 
