@@ -15,13 +15,15 @@ Values = tuple[Any, ...]  # nested as the tensor's shape
 
 @attrs.frozen
 class Statement:
-    """``params`` names the arguments; ``holds(content, *args)`` checks; ``make(rng, shape, *args)`` generates.
+    """``params`` names the arguments, ``meaning`` says it in words.
 
-    For a parameter in ``lists`` a generator also takes a list: the values that are due (the groups' lengths for
-    offsets). It raises ValueError where nothing of that shape can hold.
+    ``holds(content, *args)`` checks; ``make(rng, shape, *args)`` generates, and raises ValueError where nothing of that
+    shape can hold. For a parameter in ``lists`` it also takes a list: the values that are due (for offsets, the lengths
+    between them).
     """
 
     params: tuple[str, ...]
+    meaning: str
     holds: Callable[..., bool]
     make: Callable[..., Values]
     lists: tuple[str, ...] = ()
@@ -98,22 +100,36 @@ def _page_ids_hold(content: Values, pages: int, lengths: Values, page_size: int)
 PREDICATES: Mapping[str, Statement] = {
     "offsets": Statement(
         ("total",),
+        "offsets that begin with 0, never decrease and end with total",
         lambda c, total: c[0] == 0 and c[-1] == total and all(a <= b for a, b in pairwise(c)),
         _offsets,
         lists=("total",),
     ),
-    "lengths": Statement(("max",), lambda c, most: all(0 <= n <= most for n in c), _lengths, lists=("max",)),
-    "sizes": Statement(
-        ("total",), lambda c, total: all(n >= 0 for n in c) and sum(c) == total, _sizes, lists=("total",)
+    "lengths": Statement(
+        ("max",), "lengths from 0 to max", lambda c, most: all(0 <= n <= most for n in c), _lengths, lists=("max",)
     ),
-    "page_ids": Statement(("pages", "lengths", "page_size"), _page_ids_hold, _page_ids),
+    "sizes": Statement(
+        ("total",),
+        "sizes from 0 up that sum to total",
+        lambda c, total: all(n >= 0 for n in c) and sum(c) == total,
+        _sizes,
+        lists=("total",),
+    ),
+    "page_ids": Statement(
+        ("pages", "lengths", "page_size"),
+        "a page from 0 to pages - 1 for each page_size of a row's length",
+        _page_ids_hold,
+        _page_ids,
+    ),
     "index": Statement(
         ("hi",),
+        "indices from 0 to hi - 1",
         lambda c, hi: all(0 <= i < hi for i in _flat(c)),
         lambda rng, shape, hi: _nest([rng.randrange(hi) for _ in range(math.prod(shape))], shape),
     ),
     "positive": Statement(
         (),
+        "values above 0",
         lambda c: all(x > 0 for x in _flat(c)),
         lambda rng, shape: _nest([0.5 + rng.random() for _ in range(math.prod(shape))], shape),
     ),
