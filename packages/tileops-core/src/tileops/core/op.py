@@ -16,6 +16,7 @@ from tileops.core.check import Call, TensorMeta
 from tileops.core.dtypes import dtype_name, torch_dtype
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.families import load_spec, spec_path
+from tileops.core.launch import MISS
 from tileops.core.plan import State, state_of
 from tileops.core.roofline import Work, work
 from tileops.core.spec import Entry
@@ -32,10 +33,16 @@ class Op:
 
     The entry is found by the class's name in the ``_spec.yaml`` of its package, or in the file that ``spec`` names.
     Equal params make equal ops, and equal ops share what is learnt about their calls. Thread-safe.
+
+    ``kernels`` names the kernels as ``"module:Class"`` in the family's ``kernels`` package, the preferred first; they are
+    imported when a GPU first plans a call. ``buckets`` gives, for a size that changes from call to call, the upper ends of
+    the intervals within which one choice of kernel and config serves; beyond the last they double.
     """
 
     __slots__ = ("__weakref__", "_state")
     spec: ClassVar[Path | None] = None
+    kernels: ClassVar[tuple[str, ...]] = ()
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     entry: ClassVar[Entry]
     _state: State
 
@@ -46,7 +53,7 @@ class Op:
         if cls.__name__ not in known:
             raise TileOpsError(f"{cls.__module__}.{cls.__name__} has no entry in {path or 'any _spec.yaml around it'}")
         cls.entry = known[cls.__name__]
-        torch_ops.define(cls.entry)
+        torch_ops.define(cls.entry, cls)
 
     def __attrs_post_init__(self) -> None:
         params = self.entry.signature.params
@@ -71,9 +78,9 @@ class Op:
             return torch_ops.traced(state, inputs)
         if not _dispatch_modes() and forward_ad._current_level < 0:
             for matches, plan in state.guards:
-                if matches(*inputs):
+                if matches(*inputs) and (result := plan.launch(*inputs)) is not MISS:
                     state.local.plan = plan
-                    return plan.launch(*inputs)
+                    return result
         return state.slow(inputs)
 
     def bind(self, *inputs: Any, **dtypes: Any) -> Call:

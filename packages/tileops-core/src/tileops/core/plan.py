@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch.autograd import forward_ad
 from tileops.core import backend, torch_ops
 from tileops.core.check import Call, Checker
 from tileops.core.errors import CheckError, TileOpsError
+from tileops.core.kernel import Form
+from tileops.core.launch import ALIGNMENT, guard_sizes
 from tileops.core.spec import Entry
 
 try:
@@ -30,7 +32,6 @@ except ImportError:  # private: its absence costs speed only
 MAX_GUARDS = 8
 MAX_PLANS = 1024
 MAX_STATES = 1024
-ALIGNMENT = 16
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch = torch._C._functorch.peek_interpreter_stack
@@ -40,11 +41,17 @@ Inputs = tuple[Tensor | None, ...]
 
 @attrs.frozen
 class Plan:
-    """``launch`` gives what the caller gets; ``outputs`` says which of the entry's outputs that holds."""
+    """``launch`` gives what the caller gets, or MISS where a call is not of its kind; ``outputs`` says what that holds.
+
+    ``forms`` has, for each input, what another call of the kind may have otherwise; None where it must be the same. Of a
+    kernel's plan ``choice`` says which kernel it is and why.
+    """
 
     call: Call
     launch: Callable[..., Any]
     outputs: tuple[bool, ...]
+    forms: Mapping[str, Form | None] = attrs.field(factory=dict)
+    choice: Any = None
 
 
 class State:
@@ -90,7 +97,8 @@ class State:
             }
             device = next(t.device for t in inputs if t is not None)
             call = self.checker.bind(self.params, metas, str(device))
-            plan = backend.plan(self, call)
+            misaligned = [n for n, k in zip(metas, key, strict=True) if k is not None and not k[-1]]
+            plan = backend.plan(call, misaligned, self.local)
         with self.lock:
             self.plans[key] = plan
             self.plans.move_to_end(key)
@@ -101,7 +109,7 @@ class State:
     def recognise(self, inputs: Inputs, plan: Plan) -> None:
         """Put a guard for calls like this one in front."""
         if _TensorGuards is not None:
-            guard = _guard(inputs)
+            guard = _guard(inputs, tuple(plan.forms.get(n) for n in self.entry.signature.inputs))
             with self.lock:
                 self.guards = ((guard, plan), *self.guards[: MAX_GUARDS - 1])
 
@@ -139,11 +147,16 @@ def _tensor_key(t: Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % ALIGNMENT == 0
 
 
-def _guard(inputs: Inputs) -> Callable[..., bool]:
+def _guard(inputs: Inputs, forms: tuple[Form | None, ...]) -> Callable[..., bool]:
     """Whether a call is like this one: one C++ check of types, dispatch keys, dtypes, devices, sizes and strides."""
     there = [i for i, t in enumerate(inputs) if t is not None]
-    tensors: Sequence[Any] = [inputs[i] for i in there]
-    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    tensors: list[Any] = [inputs[i] for i in there]
+    sizes, strides = [], []
+    for i, t in zip(there, tensors, strict=True):
+        form = forms[i]
+        size, stride = (t.shape, t.stride()) if form is None else guard_sizes(form, t.shape, t.stride())
+        sizes.append(list(size))
+        strides.append(list(stride))
     check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     if len(there) < len(inputs):
         absent = [i for i, t in enumerate(inputs) if t is None]

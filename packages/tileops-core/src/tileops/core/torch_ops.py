@@ -18,12 +18,13 @@ from tileops.core.errors import TileOpsError
 from tileops.core.spec import Entry
 
 if TYPE_CHECKING:
+    from tileops.core.op import Op
     from tileops.core.plan import State
 
 NAMESPACE = "tileops"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _SCHEMA_TYPES = {"bool": "bool", "int": "int", "float": "float", "literal": "str", "dtype": "str", "list[int]": "int[]"}
-_defined: dict[str, Entry] = {}
+_defined: dict[str, tuple[Entry, type[Op]]] = {}
 
 
 @cache
@@ -57,9 +58,14 @@ def schema(entry: Entry) -> str:
     return f"{entry.name}({', '.join(arguments)}) -> {shown}"
 
 
-def define(entry: Entry) -> None:
+def class_of(entry: Entry) -> type[Op]:
+    """The class of a defined operator."""
+    return _defined[entry.name][1]
+
+
+def define(entry: Entry, cls: type[Op]) -> None:
     """Register an entry's operator, once; another entry of the same name is refused with a TileOpsError."""
-    known = _defined.get(entry.name)
+    known = _defined.get(entry.name, (None,))[0]
     if known is not None:
         if known != entry:
             raise TileOpsError(
@@ -69,7 +75,7 @@ def define(entry: Entry) -> None:
     _LIBRARY.define(schema(entry), tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(entry.name, _implementation(entry), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{entry.name}", _fake(entry), lib=_LIBRARY)
-    _defined[entry.name] = entry
+    _defined[entry.name] = entry, cls
 
 
 def _implementation(entry: Entry) -> Callable[..., Any]:

@@ -161,13 +161,12 @@ def scaled(checker: Checker, row: Row, case: Case, max_flops: float, max_bytes: 
 
 def _to_halve(call: Call, values: Mapping[str, Any]) -> list[tuple[str, int | None]]:
     signature = call.entry.signature
-    free = {s.index for s in signature.symbolic if s.when is None or compile_expr(s.when.expr)(call.env)}
     sizes: list[tuple[bool, int, str, int | None]] = []
     for name, value in values.items():
         if name in signature.params and signature.params[name].type.base != "list[int]":
             continue
         axes = enumerate(value) if isinstance(value, tuple) else [(None, value)] if isinstance(value, int) else ()
-        sizes += [(name in free and n > _FEW, n, name, at) for at, n in axes if n > 1]
+        sizes += [(name in call.symbolic and n > _FEW, n, name, at) for at, n in axes if n > 1]
     return [(name, at) for _, _, name, at in sorted(sizes, key=lambda s: s[:2], reverse=True)]
 
 

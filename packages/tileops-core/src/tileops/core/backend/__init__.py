@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tileops.core.backend import cpu, cuda, musa
+from tileops.core.backend import cpu, cuda, gpu, musa
 from tileops.core.check import Call
 from tileops.core.errors import BackendError, NoKernelError
 
 if TYPE_CHECKING:
-    from tileops.core.plan import Plan, State
+    from tileops.core.plan import Plan
 
 
 class Backend(Protocol):
@@ -26,8 +27,11 @@ class Backend(Protocol):
 BACKENDS: dict[str, Backend] = {b.device_type: b for b in (cpu, cuda, musa)}
 
 
-def plan(state: State, call: Call) -> Plan:
-    """What runs a checked call on its device; raises BackendError or NoKernelError."""
+def plan(call: Call, misaligned: Sequence[str], last: Any) -> Plan:
+    """What runs a checked call on its device; raises BackendError, NoKernelError, CompileError or CaptureError.
+
+    ``misaligned`` names the inputs whose address is no multiple of 16; a launch leaves its moving sizes in ``last``.
+    """
     kind = call.device.partition(":")[0]
     backend = BACKENDS.get(kind)
     if backend is None:
@@ -37,7 +41,10 @@ def plan(state: State, call: Call) -> Plan:
     reason = backend.available()
     if reason:
         raise BackendError(f"{call.entry.name}: {reason}")
-    if os.environ.get("TILEOPS_FALLBACK") == "reference":
-        warnings.warn(f"{call.entry.name} runs its reference on {kind}: TILEOPS_FALLBACK=reference", stacklevel=4)
+    try:
+        return gpu.plan(backend, call, misaligned, last)
+    except NoKernelError as e:
+        if os.environ.get("TILEOPS_FALLBACK") != "reference":
+            raise
+        warnings.warn(f"TILEOPS_FALLBACK=reference: {e}", stacklevel=5)
         return cpu.plan(call)
-    raise NoKernelError(call.entry.name, str(call), {})
