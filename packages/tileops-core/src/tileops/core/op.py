@@ -143,4 +143,5 @@ def make_op(entry_name: str, spec: Path, **namespace: Any) -> type[Op]:
     }
     base = type(f"_{entry_name}", (Op,), body)
     cls: type[Op] = attrs.make_class(entry_name, dict(fields), bases=(base,), frozen=True, slots=True)
+    cls.__module__ = base.__module__
     return cls
