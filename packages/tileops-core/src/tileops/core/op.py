@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tileops.core import torch_ops
+from tileops.core import autograd, torch_ops
 from tileops.core.check import Call, TensorMeta
 from tileops.core.dtypes import dtype_name, torch_dtype
 from tileops.core.errors import CheckError, TileOpsError
@@ -75,7 +75,7 @@ class Op:
         """
         state = self._state
         if _is_compiling():
-            return torch_ops.traced(state, inputs)
+            return autograd.traced(state, inputs)
         if not _dispatch_modes() and forward_ad._current_level < 0:
             for matches, plan in state.guards:
                 if matches(*inputs) and (result := plan.launch(*inputs)) is not MISS:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tileops.core import backend, torch_ops
+from tileops.core import autograd, backend, torch_ops
 from tileops.core.check import Call, Checker
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.kernel import Form
@@ -67,6 +67,7 @@ class State:
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.local = threading.local()
         self.lock = threading.Lock()
+        self.gradient = autograd.gradient_of(self)
 
     def slow(self, inputs: Inputs) -> Any:
         """Everything that no guard recognised."""
@@ -78,9 +79,9 @@ class State:
                 f"{self.entry.name}: forward-mode differentiation is not supported; use reverse mode or torch.func.vjp"
             )
         if _dispatch_modes() or _functorch() is not None or not all(t is None or _is_plain(t) for t in inputs):
-            return torch_ops.traced(self, inputs)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            return torch_ops.differentiable(self, inputs)
+            return autograd.traced(self, inputs)
+        if autograd.needed(inputs):
+            return torch_ops.pack(autograd.apply(self, inputs, through_operator=False))
         plan = self.plan(inputs)
         self.recognise(inputs, plan)
         self.local.plan = plan
