@@ -168,7 +168,8 @@ class _WithGradient(torch.autograd.Function):
         given: list[Any] = [None] * count
         for backward in gradient.backward:
             inputs = [None if s is None else parts[s[0]][s[1]] for s in backward.sources]
-            returned = _call(backward.state, inputs, ctx.through_operator)
+            call = apply if needed(inputs) else _call  # recorded only for a derivative of this derivative
+            returned = call(backward.state, inputs, ctx.through_operator)
             outputs = returned if isinstance(returned, tuple) else (returned,)
             for place, terms in backward.gives:
                 for kind, i in terms:
