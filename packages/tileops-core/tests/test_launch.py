@@ -307,3 +307,17 @@ def test_a_capture_needs_a_program_that_has_run(op_class, recorder):
     recorder.is_capturing = True
     plan, _ = plan_of(recorder, op_class(), tensors(S=128 // 2, B=3))
     assert plan.launch(*tensors(B=3)) is not MISS
+
+
+def test_the_roofline_is_of_the_sizes_that_ran(op_class, recorder, monkeypatch):
+    """Through the front door, on a device that records."""
+    from tileops.core import backend
+
+    monkeypatch.setattr(backend, "plan", lambda call, misaligned, last: gpu.plan(recorder, call, misaligned, last))
+    op = op_class(scale=2.0)
+    for B, S in ((2, 128), (5, 66), (5, 70)):
+        op(*tensors(B=B, S=S))
+        call = op._state.last_call()
+        assert (call["B"], call["S"]) == (B, S)
+        assert call == op.bind(*tensors(B=B, S=S)) or call.device == "cpu"
+    assert len(op._state.plans) == 1, "the guard recognised the others"

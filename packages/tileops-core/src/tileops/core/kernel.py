@@ -51,6 +51,16 @@ class Form:
         """Whether the tensor is contiguous."""
         return all(s is None for s in self.strides)
 
+    def meta(self, sizes: Mapping[str, int]) -> TensorMeta:
+        """A tensor of this form whose moving axes have these sizes."""
+        shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self.shape)
+        strides: list[int] = []
+        for i in reversed(range(len(shape))):
+            packed = strides[0] * shape[i + 1] if strides else 1
+            given = self.strides[i]
+            strides.insert(0, packed if given is None else given)
+        return TensorMeta(shape, self.dtype, tuple(strides))
+
 
 @attrs.frozen
 class Static:

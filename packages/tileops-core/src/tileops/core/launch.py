@@ -36,10 +36,10 @@ def compile_launch(
     copies: Sequence[str] = (),
     wrong_device: Callable[[], bool] | None = None,
     fence: Callable[[], Any] | None = None,
-) -> Callable[..., Any]:
-    """``launch(*inputs)``: the outputs as the caller gets them, or MISS.
+) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """``launch(*inputs)``, which gives the outputs as the caller gets them, or MISS; and the moving sizes' names.
 
-    ``inputs`` are all of the entry's, absent ones too. ``last.sizes`` is set to the moving sizes. ``copies`` are made packed and aligned first. ``wrong_device``
+    ``inputs`` are all of the entry's, absent ones too. ``last.sizes`` is set to their values. ``copies`` are made packed and aligned first. ``wrong_device``
     says whether the tensors' device is not the current one; ``fence()`` is then a context that makes it so.
     """
     forms = dict(static.tensors)
@@ -78,8 +78,7 @@ def compile_launch(
     file = f"<launch of {static.op} {id(scope):x}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     exec(compile(source, file, "exec"), scope)
-    launch: Callable[..., Any] = scope["launch"]
-    return launch
+    return scope["launch"], tuple(axes)
 
 
 def guard_sizes(form: Form, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[Any], list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
@@ -20,7 +20,11 @@ from tileops.core.launch import MISS
 from tileops.core.plan import State, state_of
 from tileops.core.roofline import Work, work
 from tileops.core.spec import Entry
-from tileops.core.workloads import bare_meta
+from tileops.core.inputs import make_inputs
+from tileops.core.workloads import bare_meta, labelled
+
+if TYPE_CHECKING:
+    from tileops.core.explain import Explanation
 
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -106,16 +110,34 @@ class Op:
                 metas[name] = bare_meta(self.entry, name, given, case)
         return self._state.checker.bind(self._state.params, metas, device)
 
+    def explain(self, *inputs: Any, **dtypes: Any) -> Explanation:
+        """Which kernel and config serve a call, who refused it and why, what is copied, and its bound."""
+        from tileops.core.explain import explain
+
+        return explain(self.bind(*inputs, **dtypes), self._state.misaligned(inputs))
+
+    def warmup(self, *calls: Call | str, device: torch.device | str = "cuda") -> None:
+        """Compile, load and run once what these calls need, so that they can be captured in a graph or served at once.
+
+        A call is a Call or a row's label; all dtype cases of a row are meant. Memory for its tensors is taken meanwhile.
+        """
+        for call in calls:
+            rows = [call] if isinstance(call, Call) else labelled(self.entry, call)
+            for one in rows:
+                op = self if isinstance(call, Call) else type(self)(**one.params)
+                op(*make_inputs(one, device).values())
+
+    def request_tune(self) -> None:
+        """Have the calls that follow, of this op and of all equal ones, choose their kernels anew."""
+        self._state.forget()
+
     def roofline(self, call: Call) -> Work:
         """Work of a call: floating point operations and bytes, from the spec alone."""
         return work(call)
 
     def eval_roofline(self) -> Work:
         """Work of this thread's last call of this op (of any equal value); raises TileOpsError before the first."""
-        plan = getattr(self._state.local, "plan", None)
-        if plan is None:
-            raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
-        return work(plan.call)
+        return work(self._state.last_call())
 
 
 def make_op(entry_name: str, spec: Path, **namespace: Any) -> type[Op]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -43,14 +43,16 @@ Inputs = tuple[Tensor | None, ...]
 class Plan:
     """``launch`` gives what the caller gets, or MISS where a call is not of its kind; ``outputs`` says what that holds.
 
-    ``forms`` has, for each input, what another call of the kind may have otherwise; None where it must be the same. Of a
-    kernel's plan ``choice`` says which kernel it is and why.
+    ``forms`` has the inputs that may differ in another call of the kind, and how; the others must be the same.
+    ``moving`` names the sizes that a launch leaves in ``State.local.sizes``. Of a kernel's plan ``choice`` says which
+    kernel it is and why.
     """
 
     call: Call
     launch: Callable[..., Any]
     outputs: tuple[bool, ...]
-    forms: Mapping[str, Form | None] = attrs.field(factory=dict)
+    forms: Mapping[str, Form] = attrs.field(factory=dict)
+    moving: tuple[str, ...] = ()
     choice: Any = None
 
 
@@ -98,14 +100,35 @@ class State:
             }
             device = next(t.device for t in inputs if t is not None)
             call = self.checker.bind(self.params, metas, str(device))
-            misaligned = [n for n, k in zip(metas, key, strict=True) if k is not None and not k[-1]]
-            plan = backend.plan(call, misaligned, self.local)
+            plan = backend.plan(call, self.misaligned(inputs), self.local)
         with self.lock:
             self.plans[key] = plan
             self.plans.move_to_end(key)
             if len(self.plans) > MAX_PLANS:
                 self.plans.popitem(last=False)
         return plan
+
+    def forget(self) -> None:
+        """Drop all plans, so that the next calls are planned anew."""
+        with self.lock:
+            self.guards = ()
+            self.plans.clear()
+
+    def last_call(self) -> Call:
+        """The Call of this thread's last run; raises TileOpsError before the first."""
+        plan: Plan | None = getattr(self.local, "plan", None)
+        if plan is None:
+            raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
+        if not plan.moving:
+            return plan.call
+        sizes = dict(zip(plan.moving, self.local.sizes, strict=True))
+        metas = {n: plan.forms[n].meta(sizes) if n in plan.forms else m for n, m in plan.call.inputs.items()}
+        return self.checker.bind(self.params, metas, plan.call.device)
+
+    def misaligned(self, inputs: Sequence[Any]) -> list[str]:
+        """The tensors whose address is no multiple of 16."""
+        named = zip(self.entry.signature.inputs, inputs, strict=False)
+        return [n for n, t in named if isinstance(t, Tensor) and _is_plain(t) and t.data_ptr() % ALIGNMENT]
 
     def recognise(self, inputs: Inputs, plan: Plan) -> None:
         """Put a guard for calls like this one in front."""

@@ -27,6 +27,13 @@ def available() -> str | None:
 
 
 @cache
+def name(index: int) -> str:
+    """The device's name, by which its board is known."""
+    found: str = torch.cuda.get_device_name(index)
+    return found
+
+
+@cache
 def device(index: int) -> Device:
     found = torch.cuda.get_device_properties(index)
     arch = f"sm{found.major}{found.minor}"

@@ -12,7 +12,7 @@ from tileops.core import program, torch_ops
 from tileops.core.backend import cpu
 from tileops.core.check import Call, TensorMeta, contiguous_strides
 from tileops.core.errors import CaptureError, CheckError, NoKernelError
-from tileops.core.kernel import Device, Form, Kernel, Static, static_of
+from tileops.core.kernel import Device, Kernel, Static, static_of
 from tileops.core.launch import compile_launch
 from tileops.core.spec import Entry
 
@@ -70,7 +70,7 @@ def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], last: Any) -> Plan:
     loaded = program.load(choice.kernel, static, choice.config, device, target)
     loaded.ready.add(index)
     wrong_device, fence = gpu.fence(index)
-    launch = compile_launch(
+    launch, moving = compile_launch(
         static,
         solution,
         list(call.inputs),
@@ -83,8 +83,8 @@ def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], last: Any) -> Plan:
         wrong_device,
         fence,
     )
-    forms = {n: None if n in choice.copies else static.tensor(n) for n in call.inputs}
-    return Plan(call, launch, outputs, forms, choice)
+    forms = {n: f for n, f in static.tensors if n in call.inputs and n not in choice.copies}
+    return Plan(call, launch, outputs, forms, moving, choice)
 
 
 def kernels(entry: Entry) -> list[Kernel]:
@@ -149,7 +149,8 @@ def bucketed(call: Call) -> tuple[Call, dict[str, tuple[int, int]]]:
             if isinstance(axis, str):
                 bounds[axis] = _interval(buckets[axis], n) if axis in buckets else (1, LARGEST)
                 ends[axis] = bounds[axis][1] if axis in buckets else n
-    metas = {n: m and _stretched(m, static.tensor(n), ends) for n, m in call.inputs.items()}
+    forms = dict(static.tensors)
+    metas = {n: forms[n].meta(ends) if n in forms else None for n in call.inputs}
     try:
         return checker.bind(call.params, metas, call.device, call.content, call.id), bounds
     except CheckError:  # a rule ties sizes together: this very call stands for itself
@@ -173,14 +174,3 @@ def _interval(ends: Sequence[int], n: int) -> tuple[int, int]:
     while end < n:
         low, end = end + 1, 2 * end
     return low, min(end, LARGEST)
-
-
-def _stretched(meta: TensorMeta, form: Form | None, ends: dict[str, int]) -> TensorMeta:
-    assert form is not None
-    shape = tuple(a if isinstance(a, int) else ends[a] for a in form.shape)
-    strides: list[int] = []
-    for i in reversed(range(len(shape))):
-        packed = strides[0] * shape[i + 1] if strides else 1
-        given = form.strides[i]
-        strides.insert(0, packed if given is None else given)
-    return TensorMeta(shape, meta.dtype, tuple(strides))
