@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from tileops.core.backend import BACKENDS, gpu
+from tileops.core.backend import gpu, gpu_backend
 from tileops.core.check import Call
 from tileops.core.errors import NoKernelError
 from tileops.core.roofline import Bound, board_of, bound, profile
@@ -38,8 +38,8 @@ class Explanation:
 def explain(call: Call, misaligned: Sequence[str] = ()) -> Explanation:
     """Explain a checked call; its device decides. A call without a device is explained for the CPU."""
     kind, _, index = call.device.partition(":")
-    backend = BACKENDS.get(kind)
-    if kind not in ("cuda", "musa") or backend is None or backend.available():
+    backend = gpu_backend(kind)
+    if backend is None or backend.available():
         return Explanation(call, "reference", None, {}, (), bound(call, None))
     board = board_of(backend.name(int(index or 0)))
     limit = bound(call, profile(board) if board else None)

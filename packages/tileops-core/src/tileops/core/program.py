@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
@@ -26,7 +26,7 @@ import filelock
 import platformdirs
 
 from tileops.core import kernel as contract
-from tileops.core.errors import BackendError, CompileError, TileOpsError
+from tileops.core.errors import BackendError, CompileError
 from tileops.core.kernel import Device, Form, Kernel, Static
 
 Target = Mapping[str, str]
@@ -52,6 +52,12 @@ compilations = 0  # of this process; tests count them
 def cache_dir() -> Path:
     """Where programs are kept: ``TILEOPS_CACHE_DIR``, else the platform's cache folder."""
     return Path(os.environ.get("TILEOPS_CACHE_DIR") or platformdirs.user_cache_dir("tileops")) / "programs"
+
+
+def stored() -> Iterator[Path]:
+    """The folder of each program on disk."""
+    home = cache_dir()
+    return (p for p in sorted(home.iterdir()) if (p / "program.json").is_file()) if home.is_dir() else iter(())
 
 
 def key_of(kernel: Kernel, static: Static, config: Any, device: Device, target: Target) -> str:
@@ -105,8 +111,7 @@ def tensors(static: Static) -> tuple[dict[str, Any], dict[str, Any]]:
             given = form.strides[i]
             packed = 1 if i == len(shape) - 1 else strides[0] * shape[i + 1]
             strides.insert(0, packed if given is None else given)
-        dtype = {"float8_e4m3fn": "float8_e4m3fn"}.get(form.dtype, form.dtype)
-        return T.Tensor(shape, dtype) if form.packed else T.StridedTensor(shape, strides, dtype)
+        return T.Tensor(shape, form.dtype) if form.packed else T.StridedTensor(shape, strides, form.dtype)
 
     return {name: declare(form) for name, form in static.tensors}, sizes
 
@@ -216,9 +221,7 @@ def _on_disk(key: str, make: Callable[[Path], None]) -> Path:
                     if place.exists():
                         shutil.rmtree(place)
                     made.rename(place)
-    except (PermissionError, OSError) as e:
-        if isinstance(e, TileOpsError):
-            raise
+    except OSError as e:
         return _in_private(key, make, e)
     return place / "program.so"
 

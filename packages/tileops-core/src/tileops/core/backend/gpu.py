@@ -23,10 +23,17 @@ LARGEST = 2**31 - 1  # a size travels as int32
 
 
 class Gpu(Protocol):
-    """What a GPU backend provides on top of ``Backend``."""
+    """What a GPU backend provides; a module will do.
+
+    ``available()`` is None, or why calls can't run here, ending with the mend. ``empty(index)`` gives a function of size,
+    stride and dtype; ``fence(index)`` where there are several devices whether another is current, and a context that
+    makes this one so.
+    """
 
     device_type: str
 
+    def available(self) -> str | None: ...
+    def name(self, index: int) -> str: ...
     def device(self, index: int) -> Device: ...
     def target(self, device: Device) -> program.Target: ...
     def capturing(self) -> bool: ...
