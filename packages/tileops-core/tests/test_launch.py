@@ -152,7 +152,7 @@ def tensors(B=2, S=64, H=3, D=4, dtype=torch.float32):
 def plan_of(recorder, op, inputs, misaligned=()):
     call = op.bind(*inputs)
     last: Any = SimpleNamespace()
-    return gpu.plan(recorder, call, misaligned, last), last
+    return gpu.plan(recorder, call, misaligned, {}, last), last
 
 
 def test_what_moves_is_named_and_what_is_fixed_is_a_number(op_class):
@@ -195,16 +195,20 @@ def test_a_stride_is_packed_or_a_number(op_class, k, strides):
     ("S", "interval", "end"), [(2, (1, 8), 8), (8, (1, 8), 8), (10, (9, 16), 16), (128, (65, 128), 128), (600, (513, 1024), 1024)]
 )
 def test_a_call_stands_for_its_bucket(op_class, S, interval, end):
-    kind, bounds = gpu.bucketed(op_class().bind(*tensors(S=S)))
+    call = op_class().bind(*tensors(S=S))
+    kind = gpu.bucketed(call)
     assert kind["S"] == end
-    assert bounds == {"S": interval, "B": (1, gpu.LARGEST)}
+    assert gpu.intervals(call, static_of(torch_ops.checker_of(op_class.entry), call)) == {
+        "S": interval,
+        "B": (1, gpu.LARGEST),
+    }
     assert kind["B"] == 2
 
 
 def test_the_first_kernel_that_does_not_refuse_serves(op_class):
-    choice = gpu.choose(gpu.bucketed(op_class().bind(*tensors(S=100)))[0], H200)
+    choice = gpu.choose(gpu.bucketed(op_class().bind(*tensors(S=100))), H200)
     assert (type(choice.kernel), choice.config) == (Wide, Config(128))
-    choice = gpu.choose(gpu.bucketed(op_class().bind(*tensors(S=6)))[0], H200)
+    choice = gpu.choose(gpu.bucketed(op_class().bind(*tensors(S=6))), H200)
     assert type(choice.kernel) is Narrow
     assert choice.refusals["Wide"] == "serves S >= 64, not 8"
 
@@ -313,7 +317,7 @@ def test_the_roofline_is_of_the_sizes_that_ran(op_class, recorder, monkeypatch):
     """Through the front door, on a device that records."""
     from tileops.core import backend
 
-    monkeypatch.setattr(backend, "plan", lambda call, misaligned, last: gpu.plan(recorder, call, misaligned, last))
+    monkeypatch.setattr(backend, "plan", lambda *args: gpu.plan(recorder, *args))
     op = op_class(scale=2.0)
     for B, S in ((2, 128), (5, 66), (5, 70)):
         op(*tensors(B=B, S=S))

@@ -44,7 +44,7 @@ def explain(call: Call, misaligned: Sequence[str] = ()) -> Explanation:
     board = board_of(backend.name(int(index or 0)))
     limit = bound(call, profile(board) if board else None)
     try:
-        choice = gpu.choose(gpu.bucketed(call)[0], backend.device(int(index or 0)), misaligned)
+        choice = gpu.choose(gpu.bucketed(call), backend.device(int(index or 0)), misaligned)
     except NoKernelError as e:
         return Explanation(call, None, None, e.refusals, (), limit)
     return Explanation(call, type(choice.kernel).__name__, choice.config, choice.refusals, choice.copies, limit)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import attrs
 
 from tileops.core.check import Call, Checker, TensorMeta
-from tileops.core.spec.expr import Expr, Star, compile_expr, names, unparse
+from tileops.core.spec.expr import Star, compile_expr, names, unparse
+from tileops.core.spec.solve import Solution
 
 
 @attrs.frozen
@@ -116,26 +118,55 @@ def static_of(checker: Checker, call: Call) -> Static:
     """The static part of a call."""
     solution, _ = checker.variant(call.params, [m is not None for m in call.inputs.values()])
     free = call.symbolic
-    values = [(n, v) for n, v in (*call.params.items(), *call.indices.items()) if n not in free]
-    metas = {**call.inputs, **call.outputs}
+    indices = ((n, v) for n, v in call.indices.items() if n not in free)
     tensors = []
-    for folded in (*solution.inputs, *solution.outputs):
-        meta = metas[folded.decl.name]
+    for name, axes in _axes_of(_ById(solution), free):
+        meta = call.inputs.get(name) or call.outputs.get(name)
         if meta is not None:
-            shape = tuple(_axes(folded.axes, call, free))
-            tensors.append((folded.decl.name, Form(meta.dtype, shape, _strides(meta))))
-    return Static(call.entry.name, tuple(values), tuple(tensors))
+            tensors.append((name, Form(meta.dtype, _shape(call, meta.shape, axes), _strides(meta))))
+    return Static(call.entry.name, (*call.params.items(), *indices), tuple(tensors))
 
 
-def _axes(axes: tuple[Expr, ...], call: Call, free: frozenset[str]) -> Iterator[int | str]:
+@attrs.frozen(eq=False)
+class _ById:
+    """Hashed by its identity, for a value whose equality is dear."""
+
+    value: Solution
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.value is other.value
+
+
+# An axis: the name of a moving size, None for a fixed one; a splice as the same and a function of the call's environment.
+_Axis = str | tuple[str | None, Callable[[Mapping[str, Any]], Any]] | None
+
+
+@lru_cache(maxsize=1024)
+def _axes_of(solution: _ById, free: frozenset[str]) -> tuple[tuple[str, tuple[_Axis, ...]], ...]:
+    found = []
+    for folded in (*solution.value.inputs, *solution.value.outputs):
+        axes: list[_Axis] = []
+        for axis in folded.axes:
+            expr = axis.value if isinstance(axis, Star) else axis
+            moving = unparse(expr) if names(expr) & free else None
+            axes.append((moving, compile_expr(expr)) if isinstance(axis, Star) else moving)
+        found.append((folded.decl.name, tuple(axes)))
+    return tuple(found)
+
+
+def _shape(call: Call, shape: tuple[int, ...], axes: tuple[_Axis, ...]) -> tuple[int | str, ...]:
+    out: list[int | str] = []
     for axis in axes:
-        expr = axis.value if isinstance(axis, Star) else axis
-        value = compile_expr(expr)(call.env)
-        symbolic = names(expr) & free
-        if isinstance(axis, Star):
-            yield from (f"{unparse(expr)}[{i}]" for i in range(len(value))) if symbolic else value
+        if isinstance(axis, tuple):
+            moving, splice = axis
+            fixed = splice(call.env)
+            out += fixed if moving is None else [f"{moving}[{i}]" for i in range(len(fixed))]
         else:
-            yield unparse(expr) if symbolic else value
+            out.append(shape[len(out)] if axis is None else axis)
+    return tuple(out)
 
 
 def _strides(meta: TensorMeta) -> tuple[int | None, ...]:

@@ -67,6 +67,7 @@ class State:
         self.operator = torch_ops.operator_of(entry)
         self.guards: tuple[tuple[Callable[..., bool], Plan], ...] = ()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.kinds: dict[Any, Plan] = {}
         self.local = threading.local()
         self.lock = threading.Lock()
         self.gradient = autograd.gradient_of(self)
@@ -100,7 +101,7 @@ class State:
             }
             device = next(t.device for t in inputs if t is not None)
             call = self.checker.bind(self.params, metas, str(device))
-            plan = backend.plan(call, self.misaligned(inputs), self.local)
+            plan = backend.plan(call, self.misaligned(inputs), self.kinds, self.local)
         with self.lock:
             self.plans[key] = plan
             self.plans.move_to_end(key)
@@ -113,6 +114,7 @@ class State:
         with self.lock:
             self.guards = ()
             self.plans.clear()
+            self.kinds.clear()
 
     def last_call(self) -> Call:
         """The Call of this thread's last run; raises TileOpsError before the first."""

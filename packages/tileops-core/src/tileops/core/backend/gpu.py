@@ -11,15 +11,16 @@ import attrs
 from tileops.core import program, torch_ops
 from tileops.core.backend import cpu
 from tileops.core.check import Call, TensorMeta, contiguous_strides
-from tileops.core.errors import CaptureError, CheckError, NoKernelError
+from tileops.core.errors import CaptureError, NoKernelError
 from tileops.core.kernel import Device, Kernel, Static, static_of
-from tileops.core.launch import compile_launch
+from tileops.core.launch import Bounds, compile_launch
 from tileops.core.spec import Entry
 
 if TYPE_CHECKING:
     from tileops.core.plan import Plan
 
 LARGEST = 2**31 - 1  # a size travels as int32
+MAX_KINDS = 1024
 
 
 class Gpu(Protocol):
@@ -51,32 +52,49 @@ class Choice:
     copies: tuple[str, ...]
 
 
-def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], last: Any) -> Plan:
-    """A plan for a checked call; raises NoKernelError, CompileError, or CaptureError inside a graph capture."""
-    from tileops.core.plan import Plan
+def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any) -> Plan:
+    """A plan for a checked call; raises NoKernelError, CompileError, or CaptureError inside a graph capture.
 
-    entry = call.entry
-    outputs = tuple(m is not None for m in call.outputs.values())
+    ``kinds`` holds the plans of one op value by what is static of a call and its bucket, so that a new length that needs
+    nothing new costs little.
+    """
     if any(0 in m.shape for m in (*call.inputs.values(), *call.outputs.values()) if m is not None):
         return cpu.plan(call)  # nothing to launch: the reference fills what there is to fill
-    checker = torch_ops.checker_of(entry)
+    static = static_of(torch_ops.checker_of(call.entry), call)
+    bounds = intervals(call, static)
+    kind = static, tuple(bounds.items()), tuple(misaligned), call.device
+    found = kinds.get(kind)
+    if found is None:
+        if len(kinds) >= MAX_KINDS:
+            kinds.clear()
+        found = kinds[kind] = _plan(gpu, call, static, bounds, misaligned, last)
+    return found
+
+
+def _plan(
+    gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequence[str], last: Any
+) -> Plan:
+    from tileops.core.plan import Plan
+
+    checker = torch_ops.checker_of(call.entry)
     index = int(call.device.partition(":")[2] or 0)
     device = gpu.device(index)
-    solution, _ = checker.variant(call.params, [m is not None for m in call.inputs.values()])
-    kind, bounds = bucketed(call)
+    kind = largest(call, static, bounds)
     choice = choose(kind, device, misaligned)
-    static = static_of(checker, packed(call, choice.copies))
+    if choice.copies:
+        static = static_of(checker, packed(call, choice.copies))
     target = gpu.target(device)
     if gpu.capturing():
         held = program.loaded(program.key_of(choice.kernel, static, choice.config, device, target))
         if held is None or index not in held.ready:
             raise CaptureError(
-                f"{entry.name}: this call's program has not run on {call.device} yet, and a graph capture can't load it; "
-                "call it once, or op.warmup(...), before capturing"
+                f"{call.entry.name}: this call's program has not run on {call.device} yet, and a graph capture can't "
+                "load it; call it once, or op.warmup(...), before capturing"
             )
     loaded = program.load(choice.kernel, static, choice.config, device, target)
     loaded.ready.add(index)
     wrong_device, fence = gpu.fence(index)
+    solution, _ = checker.variant(call.params, [m is not None for m in call.inputs.values()])
     launch, moving = compile_launch(
         static,
         solution,
@@ -91,7 +109,7 @@ def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], last: Any) -> Plan:
         fence,
     )
     forms = {n: f for n, f in static.tensors if n in call.inputs and n not in choice.copies}
-    return Plan(call, launch, outputs, forms, moving, choice)
+    return Plan(call, launch, tuple(m is not None for m in call.outputs.values()), forms, moving, choice)
 
 
 def kernels(entry: Entry) -> list[Kernel]:
@@ -138,30 +156,32 @@ def packed(call: Call, copies: Sequence[str]) -> Call:
     return torch_ops.checker_of(call.entry).bind(call.params, metas, call.device, call.content, call.id)
 
 
-def bucketed(call: Call) -> tuple[Call, dict[str, tuple[int, int]]]:
-    """The largest call of this call's bucket, and the bounds of the sizes that may change within it.
+def intervals(call: Call, static: Static) -> Bounds:
+    """The bounds within which each moving size may change, for one choice of kernel and config to serve.
 
     An op's ``buckets`` give the upper ends of an index's intervals; beyond the last they double. An index that it doesn't
     name may have any size.
     """
     buckets = torch_ops.class_of(call.entry).buckets
-    checker = torch_ops.checker_of(call.entry)
-    static = static_of(checker, call)
     bounds: dict[str, tuple[int, int]] = {}
-    ends: dict[str, int] = {}
-    for name, form in static.tensors:
-        meta = call.inputs.get(name) or call.outputs.get(name)
-        assert meta is not None
-        for axis, n in zip(form.shape, meta.shape, strict=True):
-            if isinstance(axis, str):
-                bounds[axis] = _interval(buckets[axis], n) if axis in buckets else (1, LARGEST)
-                ends[axis] = bounds[axis][1] if axis in buckets else n
+    for axis, n in _sizes(call, static):
+        if axis not in bounds:
+            bounds[axis] = _interval(buckets[axis], n) if axis in buckets else (1, LARGEST)
+    return bounds
+
+
+def largest(call: Call, static: Static, bounds: Bounds) -> Call:
+    """The largest call of a bucket; sizes that have no bucket stay."""
+    ends = {axis: n if bounds[axis][1] == LARGEST else bounds[axis][1] for axis, n in _sizes(call, static)}
     forms = dict(static.tensors)
     metas = {n: forms[n].meta(ends) if n in forms else None for n in call.inputs}
-    try:
-        return checker.bind(call.params, metas, call.device, call.content, call.id), bounds
-    except CheckError:  # a rule ties sizes together: this very call stands for itself
-        return call, {axis: (n, n) for axis, n in _sizes(call, static)}
+    return torch_ops.checker_of(call.entry).bind(call.params, metas, call.device, call.content, call.id)
+
+
+def bucketed(call: Call) -> Call:
+    """The call that stands for a call's bucket."""
+    static = static_of(torch_ops.checker_of(call.entry), call)
+    return largest(call, static, intervals(call, static))
 
 
 def _sizes(call: Call, static: Static) -> Iterator[tuple[str, int]]:
