@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tileops.core import torch_ops
+from tileops.core import autograd, torch_ops
 from tileops.core.check import Call, TensorMeta
 from tileops.core.dtypes import dtype_name, torch_dtype
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.families import load_spec, spec_path
+from tileops.core.launch import MISS
 from tileops.core.plan import State, state_of
 from tileops.core.roofline import Work, work
 from tileops.core.spec import Entry
-from tileops.core.workloads import bare_meta
+from tileops.core.inputs import make_inputs
+from tileops.core.workloads import bare_meta, labelled
+
+if TYPE_CHECKING:
+    from tileops.core.explain import Explanation
 
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -32,10 +37,16 @@ class Op:
 
     The entry is found by the class's name in the ``_spec.yaml`` of its package, or in the file that ``spec`` names.
     Equal params make equal ops, and equal ops share what is learnt about their calls. Thread-safe.
+
+    ``kernels`` names the kernels as ``"module:Class"`` in the family's ``kernels`` package, the preferred first; they are
+    imported when a GPU first plans a call. ``buckets`` gives, for a size that changes from call to call, the upper ends of
+    the intervals within which one choice of kernel and config serves; beyond the last they double.
     """
 
     __slots__ = ("__weakref__", "_state")
     spec: ClassVar[Path | None] = None
+    kernels: ClassVar[tuple[str, ...]] = ()
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     entry: ClassVar[Entry]
     _state: State
 
@@ -46,7 +57,7 @@ class Op:
         if cls.__name__ not in known:
             raise TileOpsError(f"{cls.__module__}.{cls.__name__} has no entry in {path or 'any _spec.yaml around it'}")
         cls.entry = known[cls.__name__]
-        torch_ops.define(cls.entry)
+        torch_ops.define(cls.entry, cls)
 
     def __attrs_post_init__(self) -> None:
         params = self.entry.signature.params
@@ -68,12 +79,12 @@ class Op:
         """
         state = self._state
         if _is_compiling():
-            return torch_ops.traced(state, inputs)
+            return autograd.traced(state, inputs)
         if not _dispatch_modes() and forward_ad._current_level < 0:
             for matches, plan in state.guards:
-                if matches(*inputs):
+                if matches(*inputs) and (result := plan.launch(*inputs)) is not MISS:
                     state.local.plan = plan
-                    return plan.launch(*inputs)
+                    return result
         return state.slow(inputs)
 
     def bind(self, *inputs: Any, **dtypes: Any) -> Call:
@@ -99,16 +110,34 @@ class Op:
                 metas[name] = bare_meta(self.entry, name, given, case)
         return self._state.checker.bind(self._state.params, metas, device)
 
+    def explain(self, *inputs: Any, **dtypes: Any) -> Explanation:
+        """Which kernel and config serve a call, who refused it and why, what is copied, and its bound."""
+        from tileops.core.explain import explain
+
+        return explain(self.bind(*inputs, **dtypes), self._state.misaligned(inputs))
+
+    def warmup(self, *calls: Call | str, device: torch.device | str = "cuda") -> None:
+        """Compile, load and run once what these calls need, so that they can be captured in a graph or served at once.
+
+        A call is a Call or a row's label; all dtype cases of a row are meant. Memory for its tensors is taken meanwhile.
+        """
+        for call in calls:
+            rows = [call] if isinstance(call, Call) else labelled(self.entry, call)
+            for one in rows:
+                op = self if isinstance(call, Call) else type(self)(**one.params)
+                op(*make_inputs(one, device).values())
+
+    def request_tune(self) -> None:
+        """Have the calls that follow, of this op and of all equal ones, choose their kernels anew."""
+        self._state.forget()
+
     def roofline(self, call: Call) -> Work:
         """Work of a call: floating point operations and bytes, from the spec alone."""
         return work(call)
 
     def eval_roofline(self) -> Work:
         """Work of this thread's last call of this op (of any equal value); raises TileOpsError before the first."""
-        plan = getattr(self._state.local, "plan", None)
-        if plan is None:
-            raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
-        return work(plan.call)
+        return work(self._state.last_call())
 
 
 def make_op(entry_name: str, spec: Path, **namespace: Any) -> type[Op]:
@@ -136,4 +165,5 @@ def make_op(entry_name: str, spec: Path, **namespace: Any) -> type[Op]:
     }
     base = type(f"_{entry_name}", (Op,), body)
     cls: type[Op] = attrs.make_class(entry_name, dict(fields), bases=(base,), frozen=True, slots=True)
+    cls.__module__ = base.__module__
     return cls

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tileops.core import backend, torch_ops
+from tileops.core import autograd, backend, torch_ops
 from tileops.core.check import Call, Checker
 from tileops.core.errors import CheckError, TileOpsError
+from tileops.core.kernel import Form
+from tileops.core.launch import ALIGNMENT, guard_sizes
 from tileops.core.spec import Entry
 
 try:
@@ -30,7 +32,6 @@ except ImportError:  # private: its absence costs speed only
 MAX_GUARDS = 8
 MAX_PLANS = 1024
 MAX_STATES = 1024
-ALIGNMENT = 16
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch = torch._C._functorch.peek_interpreter_stack
@@ -40,11 +41,19 @@ Inputs = tuple[Tensor | None, ...]
 
 @attrs.frozen
 class Plan:
-    """``launch`` gives what the caller gets; ``outputs`` says which of the entry's outputs that holds."""
+    """``launch`` gives what the caller gets, or MISS where a call is not of its kind; ``outputs`` says what that holds.
+
+    ``forms`` has the inputs that may differ in another call of the kind, and how; the others must be the same.
+    ``moving`` names the sizes that a launch leaves in ``State.local.sizes``. Of a kernel's plan ``choice`` says which
+    kernel it is and why.
+    """
 
     call: Call
     launch: Callable[..., Any]
     outputs: tuple[bool, ...]
+    forms: Mapping[str, Form] = attrs.field(factory=dict)
+    moving: tuple[str, ...] = ()
+    choice: Any = None
 
 
 class State:
@@ -58,8 +67,10 @@ class State:
         self.operator = torch_ops.operator_of(entry)
         self.guards: tuple[tuple[Callable[..., bool], Plan], ...] = ()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.kinds: dict[Any, Plan] = {}
         self.local = threading.local()
         self.lock = threading.Lock()
+        self.gradient = autograd.gradient_of(self)
 
     def slow(self, inputs: Inputs) -> Any:
         """Everything that no guard recognised."""
@@ -71,9 +82,9 @@ class State:
                 f"{self.entry.name}: forward-mode differentiation is not supported; use reverse mode or torch.func.vjp"
             )
         if _dispatch_modes() or _functorch() is not None or not all(t is None or _is_plain(t) for t in inputs):
-            return torch_ops.traced(self, inputs)
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            return torch_ops.differentiable(self, inputs)
+            return autograd.traced(self, inputs)
+        if autograd.needed(inputs):
+            return torch_ops.pack(autograd.apply(self, inputs, through_operator=False))
         plan = self.plan(inputs)
         self.recognise(inputs, plan)
         self.local.plan = plan
@@ -90,7 +101,7 @@ class State:
             }
             device = next(t.device for t in inputs if t is not None)
             call = self.checker.bind(self.params, metas, str(device))
-            plan = backend.plan(self, call)
+            plan = backend.plan(call, self.misaligned(inputs), self.kinds, self.local)
         with self.lock:
             self.plans[key] = plan
             self.plans.move_to_end(key)
@@ -98,10 +109,33 @@ class State:
                 self.plans.popitem(last=False)
         return plan
 
+    def forget(self) -> None:
+        """Drop all plans, so that the next calls are planned anew."""
+        with self.lock:
+            self.guards = ()
+            self.plans.clear()
+            self.kinds.clear()
+
+    def last_call(self) -> Call:
+        """The Call of this thread's last run; raises TileOpsError before the first."""
+        plan: Plan | None = getattr(self.local, "plan", None)
+        if plan is None:
+            raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
+        if not plan.moving:
+            return plan.call
+        sizes = dict(zip(plan.moving, self.local.sizes, strict=True))
+        metas = {n: plan.forms[n].meta(sizes) if n in plan.forms else m for n, m in plan.call.inputs.items()}
+        return self.checker.bind(self.params, metas, plan.call.device)
+
+    def misaligned(self, inputs: Sequence[Any]) -> list[str]:
+        """The tensors whose address is no multiple of 16."""
+        named = zip(self.entry.signature.inputs, inputs, strict=False)
+        return [n for n, t in named if isinstance(t, Tensor) and _is_plain(t) and t.data_ptr() % ALIGNMENT]
+
     def recognise(self, inputs: Inputs, plan: Plan) -> None:
         """Put a guard for calls like this one in front."""
         if _TensorGuards is not None:
-            guard = _guard(inputs)
+            guard = _guard(inputs, tuple(plan.forms.get(n) for n in self.entry.signature.inputs))
             with self.lock:
                 self.guards = ((guard, plan), *self.guards[: MAX_GUARDS - 1])
 
@@ -139,11 +173,16 @@ def _tensor_key(t: Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % ALIGNMENT == 0
 
 
-def _guard(inputs: Inputs) -> Callable[..., bool]:
+def _guard(inputs: Inputs, forms: tuple[Form | None, ...]) -> Callable[..., bool]:
     """Whether a call is like this one: one C++ check of types, dispatch keys, dtypes, devices, sizes and strides."""
     there = [i for i, t in enumerate(inputs) if t is not None]
-    tensors: Sequence[Any] = [inputs[i] for i in there]
-    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    tensors: list[Any] = [inputs[i] for i in there]
+    sizes, strides = [], []
+    for i, t in zip(there, tensors, strict=True):
+        form = forms[i]
+        size, stride = (t.shape, t.stride()) if form is None else guard_sizes(form, t.shape, t.stride())
+        sizes.append(list(size))
+        strides.append(list(stride))
     check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     if len(there) < len(inputs):
         absent = [i for i, t in enumerate(inputs) if t is None]

@@ -18,12 +18,12 @@ from tileops.core.errors import TileOpsError
 from tileops.core.spec import Entry
 
 if TYPE_CHECKING:
-    from tileops.core.plan import State
+    from tileops.core.op import Op
 
 NAMESPACE = "tileops"
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _SCHEMA_TYPES = {"bool": "bool", "int": "int", "float": "float", "literal": "str", "dtype": "str", "list[int]": "int[]"}
-_defined: dict[str, Entry] = {}
+_defined: dict[str, tuple[Entry, type[Op]]] = {}
 
 
 @cache
@@ -57,19 +57,31 @@ def schema(entry: Entry) -> str:
     return f"{entry.name}({', '.join(arguments)}) -> {shown}"
 
 
-def define(entry: Entry) -> None:
+def entry_of(name: str) -> Entry:
+    """The entry of a defined operator; raises TileOpsError for a name that nothing defines."""
+    if name not in _defined:
+        raise TileOpsError(f"no operator is called '{name}'; import the family that defines it")
+    return _defined[name][0]
+
+
+def class_of(entry: Entry) -> type[Op]:
+    """The class of a defined operator."""
+    return _defined[entry.name][1]
+
+
+def define(entry: Entry, cls: type[Op]) -> None:
     """Register an entry's operator, once; another entry of the same name is refused with a TileOpsError."""
-    known = _defined.get(entry.name)
+    known = _defined.get(entry.name, (None,))[0]
     if known is not None:
         if known != entry:
             raise TileOpsError(
                 f"{entry.name} is defined already, by {known.place}; {entry.place} has another entry of that name"
             )
         return
-    _LIBRARY.define(schema(entry), tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(entry.name, _implementation(entry), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{entry.name}", _fake(entry), lib=_LIBRARY)
-    _defined[entry.name] = entry
+    LIBRARY.define(schema(entry), tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(entry.name, _implementation(entry), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{entry.name}", _fake(entry), lib=LIBRARY)
+    _defined[entry.name] = entry, cls
 
 
 def _implementation(entry: Entry) -> Callable[..., Any]:
@@ -126,57 +138,3 @@ def unpack(packed: Any, present: Sequence[bool]) -> Any:
     values = iter(packed if isinstance(packed, tuple) else (packed,))
     outputs = [next(values) if p else None for p in present]
     return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
-
-
-def needs_gradient(inputs: Sequence[Tensor | None]) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-
-
-def traced(state: State, inputs: Sequence[Tensor | None]) -> Any:
-    """A call through the operator: under a tracer, a dispatch mode, or with tensors that are not plain."""
-    if needs_gradient(inputs):
-        return _WithoutGradient.apply(state, True, *inputs)
-    return pack(state.operator(*inputs, *state.values))
-
-
-def differentiable(state: State, inputs: Sequence[Tensor | None]) -> Any:
-    """A call whose inputs need a gradient."""
-    return _WithoutGradient.apply(state, False, *inputs)
-
-
-class _WithoutGradient(torch.autograd.Function):
-    """For an op without ``grad``: the forward runs, and a backward raises instead of giving silent zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, state: State, through_operator: bool, *inputs: Tensor | None) -> Any:
-        ctx.name, ctx.traced = state.entry.name, through_operator
-        if not through_operator:
-            plan = state.plan(inputs)
-            state.local.plan = plan
-            return plan.launch(*inputs)
-        ctx.save_for_backward(*inputs)
-        return pack(state.operator(*inputs, *state.values))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        if not ctx.traced:
-            raise _no_gradient(ctx.name)
-        refuse = torch.ops.tileops.refuse_gradient
-        grad = next(g for g in grads if g is not None)
-        return None, None, *(None if t is None else refuse(t, grad, ctx.name) for t in ctx.saved_tensors)
-
-
-def _no_gradient(name: str) -> TileOpsError:
-    reason = "its spec entry declares no 'grad'; call it under torch.no_grad(), or detach its inputs"
-    return TileOpsError(f"{name} has no gradient: {reason}")
-
-
-def _refuse_gradient(like: Tensor, grad: Tensor, op: str) -> Tensor:
-    raise _no_gradient(op)
-
-
-# A traced backward may be built without ever being run: the refusal must wait until it is. It takes ``grad`` because
-# what a backward computes without one is moved into the forward.
-_LIBRARY.define("refuse_gradient(Tensor like, Tensor grad, str op) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
-torch.library.register_fake(f"{NAMESPACE}::refuse_gradient", lambda x, grad, op: torch.empty_like(x), lib=_LIBRARY)

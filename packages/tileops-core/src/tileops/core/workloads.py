@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tileops.core.check import Call, Checker, TensorMeta
-from tileops.core.errors import CheckError, SpecError
+from tileops.core.errors import CheckError, SpecError, TileOpsError
 from tileops.core.roofline import work
 from tileops.core.spec import Diagnostic, Entry, Row, TensorDecl
+from tileops.core.spec.diagnostics import did_you_mean
 from tileops.core.spec.dtypes import BITS
 from tileops.core.spec.expr import Expr, IfElse, Name, compile_expr, names
 from tileops.core.spec.model import Predicate
@@ -38,6 +39,15 @@ def calls(entry: Entry) -> Iterator[Call]:
     for row in entry.workloads:
         for case in cases(row):
             yield row_call(checker, row, case)
+
+
+def labelled(entry: Entry, label: str) -> list[Call]:
+    """The calls of one row, one for each dtype case; raises TileOpsError for a label that the entry lacks."""
+    rows = [row for row in entry.workloads if row.label == label]
+    if not rows:
+        hint = did_you_mean(label, [row.label for row in entry.workloads]) or "see tileops show"
+        raise TileOpsError(f"{entry.name} has no row '{label}'; {hint}")
+    return [row_call(Checker(entry), row, case) for row in rows for case in cases(row)]
 
 
 def row_call(checker: Checker, row: Row, case: Case, values: Mapping[str, Any] | None = None) -> Call:

@@ -4,40 +4,50 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
-from tileops.core.backend import cpu, cuda, musa
+from tileops.core.backend import cpu, cuda, gpu, musa
+from tileops.core.backend.gpu import Gpu
 from tileops.core.check import Call
 from tileops.core.errors import BackendError, NoKernelError
 
 if TYPE_CHECKING:
-    from tileops.core.plan import Plan, State
+    from tileops.core.plan import Plan
+
+BACKENDS: dict[str, Any] = {b.device_type: b for b in (cpu, cuda, musa)}
 
 
-class Backend(Protocol):
-    """What a backend module or object provides."""
-
-    device_type: str
-
-    def available(self) -> str | None:
-        """None, or why calls can't run here, ending with the mend."""
-
-
-BACKENDS: dict[str, Backend] = {b.device_type: b for b in (cpu, cuda, musa)}
+@cache
+def gpu_backend(device_type: str) -> Gpu | None:
+    """The backend of a GPU's device type: ours, or one that a package adds as an entry point ``tileops.backends``."""
+    found: Gpu | None = BACKENDS.get(device_type)
+    for point in entry_points(group="tileops.backends", name=device_type) if found is None else ():
+        found = point.load()
+    return None if found is cpu else found
 
 
-def plan(state: State, call: Call) -> Plan:
-    """What runs a checked call on its device; raises BackendError or NoKernelError."""
+def plan(call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any) -> Plan:
+    """What runs a checked call on its device; raises BackendError, NoKernelError, CompileError or CaptureError.
+
+    ``misaligned`` names the inputs whose address is no multiple of 16; ``kinds`` are the plans that a GPU backend keeps
+    for an op value; a launch leaves its moving sizes in ``last``.
+    """
     kind = call.device.partition(":")[0]
-    backend = BACKENDS.get(kind)
+    if kind == cpu.device_type:
+        return cpu.plan(call)
+    backend = gpu_backend(kind)
     if backend is None:
         raise BackendError(f"{call.entry.name}: no backend for device '{call.device}'; there are {', '.join(BACKENDS)}")
-    if backend is cpu:
-        return cpu.plan(call)
     reason = backend.available()
     if reason:
         raise BackendError(f"{call.entry.name}: {reason}")
-    if os.environ.get("TILEOPS_FALLBACK") == "reference":
-        warnings.warn(f"{call.entry.name} runs its reference on {kind}: TILEOPS_FALLBACK=reference", stacklevel=4)
+    try:
+        return gpu.plan(backend, call, misaligned, kinds, last)
+    except NoKernelError as e:
+        if os.environ.get("TILEOPS_FALLBACK") != "reference":
+            raise
+        warnings.warn(f"TILEOPS_FALLBACK=reference: {e}", stacklevel=5)
         return cpu.plan(call)
-    raise NoKernelError(call.entry.name, str(call), {})

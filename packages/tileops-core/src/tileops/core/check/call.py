@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
 from typing import Any
 
 import attrs
@@ -12,6 +12,11 @@ import attrs
 from tileops.core.spec.dtypes import itemsize
 from tileops.core.spec.expr import compile_expr
 from tileops.core.spec.model import Entry
+
+
+@cache
+def _symbolic(entry: Entry) -> tuple[tuple[str, Callable[[Mapping[str, Any]], Any] | None], ...]:
+    return tuple((s.index, s.when and compile_expr(s.when.expr)) for s in entry.signature.symbolic)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -86,8 +91,7 @@ class Call:
     @cached_property
     def symbolic(self) -> frozenset[str]:
         """The indices that change from call to call, as this call's params decide."""
-        declared = self.entry.signature.symbolic
-        return frozenset(s.index for s in declared if s.when is None or compile_expr(s.when.expr)(self.env))
+        return frozenset(name for name, when in _symbolic(self.entry) if when is None or when(self.env))
 
     @cached_property
     def key(self) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ COMMANDS = {
     "run": ("run", "Run an operator's workloads here: verified, timed, against their bound."),
     "demo": ("demo", "Run every installed operator, scaled to what a CPU can do."),
     "check": ("check", "Check specs: language, references, classes, tests, rows and rooflines."),
+    "cache": ("cache", "Show or clear the compiled programs."),
     "doctor": ("doctor", "Say what is here, what is missing, and the mend."),
 }
 

@@ -1,0 +1,216 @@
+"""Gradients, outside the operators: an ``autograd.Function`` around a call, from the entry's ``grad``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from tileops.core import torch_ops
+from tileops.core.errors import TileOpsError
+from tileops.core.spec import Entry
+from tileops.core.spec.expr import Binary, Expr, Func, Name, compile_expr
+from tileops.core.spec.model import GradCall
+
+if TYPE_CHECKING:
+    from tileops.core.plan import State
+
+
+@attrs.frozen(eq=False)
+class Backward:
+    """One backward op of a call. ``sources`` says, for each of its inputs, where it comes from.
+
+    A source is ("grad", i) for the gradient of output i, ("saved", i) for output i, ("input", i), or None. ``gives`` maps
+    the place of a forward input to what is summed for it: places of the backward's outputs, or ("grad", i).
+    """
+
+    state: State
+    sources: tuple[tuple[str, int] | None, ...]
+    gives: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]
+
+
+@attrs.frozen(eq=False)
+class Gradient:
+    """How a State is differentiated: the State that also returns what backward needs, and the backward ops.
+
+    ``hidden`` are the places of outputs that only backward asked for.
+    """
+
+    forward: State
+    backward: tuple[Backward, ...]
+    hidden: frozenset[int]
+
+
+def gradient_of(state: State) -> Gradient | None:
+    """The gradient that an entry declares for these params; None where it declares none."""
+    entry = state.entry
+    calls = [c for c in entry.grad if c.when is None or compile_expr(c.when.expr)(state.params)]
+    if not calls:
+        return None
+    from tileops.core.plan import state_of
+
+    saved = {n for c in calls for text in c.inputs.values() for n in _named(text.expr, "saved")}
+    switches = {n: _switch(entry, n) for n in saved if entry.signature.outputs[n].when}
+    hidden = {n for n, switch in switches.items() if not state.params[switch]}
+    params = state.params | {switches[n]: True for n in hidden}
+    forward = state_of(entry, tuple(params.values())) if hidden else state
+    places = frozenset(i for i, n in enumerate(entry.signature.outputs) if n in hidden)
+    return Gradient(forward, tuple(_backward(state, c) for c in calls), places)
+
+
+def _switch(entry: Entry, output: str) -> str:
+    """The bool param that asks for an output."""
+    when = entry.signature.outputs[output].when
+    assert when is not None
+    if not isinstance(when.expr, Name):
+        raise TileOpsError(f"{entry.name}: saved({output}) needs an output with 'when: param', not 'when: {when}'")
+    return when.expr.id
+
+
+def _backward(state: State, call: GradCall) -> Backward:
+    from tileops.core.plan import state_of
+
+    entry, sig = state.entry, state.entry.signature
+    inputs, outputs = list(sig.inputs), list(sig.outputs)
+    target = torch_ops.entry_of(call.op)
+    env = dict(state.params)
+    given = {n: compile_expr(text.expr)(env) for n, text in call.params.items()}
+    params = torch_ops.checker_of(target).params(given)
+
+    def source(expr: Expr) -> tuple[str, int]:
+        match expr:
+            case Func(name="grad" | "saved" as kind, args=(Name(id=output),)):
+                return kind, outputs.index(output)
+            case Name(id=name):
+                return "input", inputs.index(name)
+        raise TileOpsError(f"{entry.name}: 'grad' can't take an input of {call.op} from this expression")
+
+    back = list(target.signature.outputs)
+    sources = tuple(source(call.inputs[n].expr) if n in call.inputs else None for n in target.signature.inputs)
+    gives = []
+    for name, text in call.gives.items():
+        terms = tuple(
+            ("grad", outputs.index(_named(t, "grad")[0])) if isinstance(t, Func) else ("output", back.index(t.id))
+            for t in _terms(text.expr)
+        )
+        gives.append((inputs.index(name), terms))
+    return Backward(state_of(target, tuple(params.values())), sources, tuple(gives))
+
+
+def _named(expr: Expr, function: str) -> list[str]:
+    match expr:
+        case Func(name=name, args=(Name(id=id),)) if name == function:
+            return [id]
+    return []
+
+
+def _terms(expr: Expr) -> list[Any]:
+    if isinstance(expr, Binary) and expr.op == "+":
+        return [*_terms(expr.left), *_terms(expr.right)]
+    return [expr]
+
+
+def needed(inputs: Sequence[Tensor | None]) -> bool:
+    """Whether a call has to be recorded for a backward."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+
+
+def traced(state: State, inputs: Sequence[Tensor | None]) -> Any:
+    """A call through the operator: under a tracer, a dispatch mode, or with tensors that are not plain."""
+    if needed(inputs):
+        return torch_ops.pack(apply(state, inputs, True))
+    return torch_ops.pack(state.operator(*inputs, *state.values))
+
+
+def apply(state: State, inputs: Sequence[Tensor | None], through_operator: bool) -> Any:
+    """A call that can be differentiated, or, where the entry declares no ``grad``, whose backward says so."""
+    if state.gradient is None:
+        return _WithoutGradient.apply(state, through_operator, *inputs)
+    return _WithGradient.apply(state, through_operator, *inputs)
+
+
+def _call(state: State, inputs: Sequence[Tensor | None], through_operator: bool) -> Any:
+    """A call below autograd, in the schema's form: every output of the entry, absent ones None."""
+    if through_operator:
+        return state.operator(*inputs, *state.values)
+    plan = state.plan(tuple(inputs))
+    state.local.plan = plan
+    return torch_ops.unpack(plan.launch(*inputs), plan.outputs)
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, state: State, through_operator: bool, *inputs: Tensor | None) -> Any:
+        gradient = state.gradient
+        assert gradient is not None
+        returned = _call(gradient.forward, inputs, through_operator)
+        outputs = returned if isinstance(returned, tuple) else (returned,)
+        sources = {s for b in gradient.backward for s in b.sources if s is not None}
+        kept = [inputs[i] if ("input", i) in sources else None for i in range(len(inputs))]
+        saved = [t if ("saved", i) in sources else None for i, t in enumerate(outputs)]
+        ctx.save_for_backward(*kept, *saved)
+        ctx.state, ctx.through_operator = state, through_operator
+        ctx.present = tuple(t is not None for t in inputs)
+        wanted = tuple(None if i in gradient.hidden else t for i, t in enumerate(outputs))
+        smooth = {i for kind, i in sources if kind == "grad"}
+        ctx.mark_non_differentiable(*(t for i, t in enumerate(wanted) if t is not None and i not in smooth))
+        return wanted[0] if len(wanted) == 1 else wanted
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        gradient = ctx.state.gradient
+        count = len(ctx.present)
+        kept, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        parts = {"grad": grads, "saved": saved, "input": kept}
+        given: list[Any] = [None] * count
+        for backward in gradient.backward:
+            inputs = [None if s is None else parts[s[0]][s[1]] for s in backward.sources]
+            call = apply if needed(inputs) else _call  # recorded only for a derivative of this derivative
+            returned = call(backward.state, inputs, ctx.through_operator)
+            outputs = returned if isinstance(returned, tuple) else (returned,)
+            for place, terms in backward.gives:
+                for kind, i in terms:
+                    term = grads[i] if kind == "grad" else outputs[i]
+                    if term is not None and ctx.present[place]:
+                        given[place] = term if given[place] is None else given[place] + term
+        return None, None, *given
+
+
+class _WithoutGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, state: State, through_operator: bool, *inputs: Tensor | None) -> Any:
+        ctx.name, ctx.through_operator = state.entry.name, through_operator
+        if through_operator:
+            ctx.save_for_backward(*inputs)
+        return _call(state, inputs, through_operator)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if not ctx.through_operator:
+            raise no_gradient(ctx.name)
+        refuse = torch.ops.tileops.refuse_gradient
+        grad = next(g for g in grads if g is not None)
+        return None, None, *(None if t is None else refuse(t, grad, ctx.name) for t in ctx.saved_tensors)
+
+
+def no_gradient(name: str) -> TileOpsError:
+    reason = "its spec entry declares no 'grad'; call it under torch.no_grad(), or detach its inputs"
+    return TileOpsError(f"{name} has no gradient: {reason}")
+
+
+def _refuse_gradient(like: Tensor, grad: Tensor, op: str) -> Tensor:
+    raise no_gradient(op)
+
+
+# A traced backward may be built without ever being run: the refusal must wait until it is. It takes ``grad`` because
+# what a backward computes without one is moved into the forward.
+torch_ops.LIBRARY.define(
+    "refuse_gradient(Tensor like, Tensor grad, str op) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+torch_ops.LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    f"{torch_ops.NAMESPACE}::refuse_gradient", lambda like, grad, op: torch.empty_like(like), lib=torch_ops.LIBRARY
+)

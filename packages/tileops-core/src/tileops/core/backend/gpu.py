@@ -1,0 +1,203 @@
+"""What the GPU backends share: which kernel serves a call, and the plan that launches it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from tileops.core import program, torch_ops
+from tileops.core.backend import cpu
+from tileops.core.check import Call, TensorMeta, contiguous_strides
+from tileops.core.errors import CaptureError, NoKernelError
+from tileops.core.kernel import Device, Kernel, Static, static_of
+from tileops.core.launch import Bounds, compile_launch
+from tileops.core.spec import Entry
+
+if TYPE_CHECKING:
+    from tileops.core.plan import Plan
+
+LARGEST = 2**31 - 1  # a size travels as int32
+MAX_KINDS = 1024
+
+
+class Gpu(Protocol):
+    """What a GPU backend provides; a module will do.
+
+    ``available()`` is None, or why calls can't run here, ending with the mend. ``empty(index)`` gives a function of size,
+    stride and dtype; ``fence(index)`` where there are several devices whether another is current, and a context that
+    makes this one so.
+    """
+
+    device_type: str
+
+    def available(self) -> str | None: ...
+    def name(self, index: int) -> str: ...
+    def device(self, index: int) -> Device: ...
+    def target(self, device: Device) -> program.Target: ...
+    def capturing(self) -> bool: ...
+    def empty(self, index: int) -> Any: ...
+    def fence(self, index: int) -> tuple[Any, Any]: ...
+
+
+@attrs.frozen
+class Choice:
+    """The kernel that serves a call, its config, who refused and why, and the inputs that are copied for it."""
+
+    kernel: Kernel
+    config: Any
+    refusals: dict[str, str]
+    copies: tuple[str, ...]
+
+
+def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any) -> Plan:
+    """A plan for a checked call; raises NoKernelError, CompileError, or CaptureError inside a graph capture.
+
+    ``kinds`` holds the plans of one op value by what is static of a call and its bucket, so that a new length that needs
+    nothing new costs little.
+    """
+    if any(0 in m.shape for m in (*call.inputs.values(), *call.outputs.values()) if m is not None):
+        return cpu.plan(call)  # nothing to launch: the reference fills what there is to fill
+    static = static_of(torch_ops.checker_of(call.entry), call)
+    bounds = intervals(call, static)
+    kind = static, tuple(bounds.items()), tuple(misaligned), call.device
+    found = kinds.get(kind)
+    if found is None:
+        if len(kinds) >= MAX_KINDS:
+            kinds.clear()
+        found = kinds[kind] = _plan(gpu, call, static, bounds, misaligned, last)
+    return found
+
+
+def _plan(
+    gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequence[str], last: Any
+) -> Plan:
+    from tileops.core.plan import Plan
+
+    checker = torch_ops.checker_of(call.entry)
+    index = int(call.device.partition(":")[2] or 0)
+    device = gpu.device(index)
+    kind = largest(call, static, bounds)
+    choice = choose(kind, device, misaligned)
+    if choice.copies:
+        static = static_of(checker, packed(call, choice.copies))
+    target = gpu.target(device)
+    if gpu.capturing():
+        held = program.loaded(program.key_of(choice.kernel, static, choice.config, device, target))
+        if held is None or index not in held.ready:
+            raise CaptureError(
+                f"{call.entry.name}: this call's program has not run on {call.device} yet, and a graph capture can't "
+                "load it; call it once, or op.warmup(...), before capturing"
+            )
+    loaded = program.load(choice.kernel, static, choice.config, device, target)
+    loaded.ready.add(index)
+    wrong_device, fence = gpu.fence(index)
+    solution, _ = checker.variant(call.params, [m is not None for m in call.inputs.values()])
+    launch, moving = compile_launch(
+        static,
+        solution,
+        list(call.inputs),
+        loaded.main,
+        choice.kernel.workspace(kind, choice.config),
+        bounds,
+        gpu.empty(index),
+        last,
+        choice.copies,
+        wrong_device,
+        fence,
+    )
+    forms = {n: f for n, f in static.tensors if n in call.inputs and n not in choice.copies}
+    return Plan(call, launch, tuple(m is not None for m in call.outputs.values()), forms, moving, choice)
+
+
+def kernels(entry: Entry) -> list[Kernel]:
+    """The kernels that an op names, in the order in which the family ranks them."""
+    cls = torch_ops.class_of(entry)
+    package = cls.__module__.rpartition(".ops.")[0]
+    found = []
+    for name in cls.kernels:
+        module, _, kernel = name.partition(":")
+        found.append(getattr(importlib.import_module(f"{package}.kernels.{module}"), kernel)())
+    return found
+
+
+def choose(call: Call, device: Device, misaligned: Sequence[str] = ()) -> Choice:
+    """The first kernel that takes a call as it is, else the first that takes it with its inputs copied to be packed."""
+    refusals: dict[str, str] = {}
+    unpacked = [n for n, m in call.inputs.items() if m is not None and m.strides != contiguous_strides(m.shape)]
+    for copies in dict.fromkeys((tuple(misaligned), tuple(dict.fromkeys((*misaligned, *unpacked))))):
+        kind = packed(call, copies)
+        for kernel in kernels(call.entry):
+            name = type(kernel).__name__
+            reason = _refusal(kernel, kind, device)
+            if reason is None:
+                config = next(iter(kernel.configs(kind, device)), None)
+                if config is not None:
+                    return Choice(kernel, config, refusals, copies)
+                reason = f"no config of it is legal on {device.arch}"
+            refusals.setdefault(name, reason)
+    raise NoKernelError(call.entry.name, str(call), refusals)
+
+
+def _refusal(kernel: Kernel, call: Call, device: Device) -> str | None:
+    served = kernel.archs.get(device.backend, ())
+    if device.arch not in served:
+        return f"runs on {', '.join(f'{b} {a}' for b, archs in kernel.archs.items() for a in archs)}, not on {device.arch}"
+    return kernel.refuse(call, device)
+
+
+def packed(call: Call, copies: Sequence[str]) -> Call:
+    """The call with these inputs packed."""
+    if not copies:
+        return call
+    metas = {n: TensorMeta(m.shape, m.dtype) if m and n in copies else m for n, m in call.inputs.items()}
+    return torch_ops.checker_of(call.entry).bind(call.params, metas, call.device, call.content, call.id)
+
+
+def intervals(call: Call, static: Static) -> Bounds:
+    """The bounds within which each moving size may change, for one choice of kernel and config to serve.
+
+    An op's ``buckets`` give the upper ends of an index's intervals; beyond the last they double. An index that it doesn't
+    name may have any size.
+    """
+    buckets = torch_ops.class_of(call.entry).buckets
+    bounds: dict[str, tuple[int, int]] = {}
+    for axis, n in _sizes(call, static):
+        if axis not in bounds:
+            bounds[axis] = _interval(buckets[axis], n) if axis in buckets else (1, LARGEST)
+    return bounds
+
+
+def largest(call: Call, static: Static, bounds: Bounds) -> Call:
+    """The largest call of a bucket; sizes that have no bucket stay."""
+    ends = {axis: n if bounds[axis][1] == LARGEST else bounds[axis][1] for axis, n in _sizes(call, static)}
+    forms = dict(static.tensors)
+    metas = {n: forms[n].meta(ends) if n in forms else None for n in call.inputs}
+    return torch_ops.checker_of(call.entry).bind(call.params, metas, call.device, call.content, call.id)
+
+
+def bucketed(call: Call) -> Call:
+    """The call that stands for a call's bucket."""
+    static = static_of(torch_ops.checker_of(call.entry), call)
+    return largest(call, static, intervals(call, static))
+
+
+def _sizes(call: Call, static: Static) -> Iterator[tuple[str, int]]:
+    for name, form in static.tensors:
+        meta = call.inputs.get(name) or call.outputs.get(name)
+        assert meta is not None
+        yield from ((axis, n) for axis, n in zip(form.shape, meta.shape, strict=True) if isinstance(axis, str))
+
+
+def _interval(ends: Sequence[int], n: int) -> tuple[int, int]:
+    low = 1
+    for end in ends:
+        if n <= end:
+            return low, end
+        low = end + 1
+    end = ends[-1]
+    while end < n:
+        low, end = end + 1, 2 * end
+    return low, min(end, LARGEST)

@@ -1,0 +1,166 @@
+"""The last steps of a call on a GPU, generated for one plan: does the call fit it, then outputs, scratch and the launch.
+
+What is fixed of the plan is a constant here; sizes that change from call to call are read off the tensors.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tileops.core.dtypes import torch_dtype
+from tileops.core.kernel import Form, Scratch, Static
+from tileops.core.spec.expr import FUNCTIONS, Expr, emit, names
+from tileops.core.spec.solve import Require, Solution
+
+ALIGNMENT = 16
+MISS = object()  # what a launch gives for a call that is not of its kind
+
+Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+Bounds = Mapping[str, tuple[int, int]]  # an axis's name -> the sizes it may have, both ends included
+
+
+def compile_launch(
+    static: Static,
+    solution: Solution,
+    inputs: Sequence[str],
+    main: Callable[..., None],
+    scratch: Sequence[Scratch],
+    bounds: Bounds,
+    empty: Empty,
+    last: Any,
+    copies: Sequence[str] = (),
+    wrong_device: Callable[[], bool] | None = None,
+    fence: Callable[[], Any] | None = None,
+) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """``launch(*inputs)``, which gives the outputs as the caller gets them, or MISS; and the moving sizes' names.
+
+    ``inputs`` are all of the entry's, absent ones too. ``last.sizes`` is set to their values. ``copies`` are made packed and aligned first. ``wrong_device``
+    says whether the tensors' device is not the current one; ``fence()`` is then a context that makes it so.
+    """
+    forms = dict(static.tensors)
+    present = [n for n in inputs if n in forms]
+    outputs = [o.decl.name for o in solution.outputs if o.decl.name in forms]
+    scope: dict[str, Any] = {**FUNCTIONS, "main": main, "empty": empty, "zeros": _zeros(empty), "MISS": MISS}
+    scope |= {f"dt_{n}": torch_dtype(forms[n].dtype) for n in outputs}
+    scope |= {f"dt_{i}": torch_dtype(s.dtype) for i, s in enumerate(scratch)}
+    scope |= {"wrong_device": wrong_device, "fence": fence, "packed": _packed, "last": last}
+
+    lines = []
+    if wrong_device is not None:
+        again = f"return launch({', '.join(inputs)})"
+        lines.append(f"if wrong_device():\n        with fence(): {again}")
+    addresses = " | ".join(f"{n}.data_ptr()" for n in present)
+    if not copies:
+        lines.append(f"if ({addresses}) & {ALIGNMENT - 1}: return MISS")
+    axes: dict[str, str] = {}
+    for name in present:
+        lines += _read_axes(name, forms[name], axes, checked=name not in copies)
+    tests = [f"{low} <= {_axis(a)} <= {high}" for a, (low, high) in bounds.items() if a in axes]
+    tests += [_rule(s.expr, static, axes) for s in solution.steps if isinstance(s, Require) and _moves(s.expr, axes)]
+    lines += [f"if not ({test}): return MISS" for test in tests]
+    if axes:
+        lines.append(f"last.sizes = {_tuple([_axis(a) for a in axes])}")
+    lines += [f"{n} = packed({n})" for n in copies]
+    for name in outputs:
+        shape = [a if isinstance(a, int) else _axis(a) for a in forms[name].shape]
+        lines.append(f"{name} = empty({_tuple(shape)}, {_tuple(_packed_strides(shape))}, dt_{name})")
+    for i, s in enumerate(scratch):
+        make = "zeros" if s.zeroed else "empty"
+        lines.append(f"scratch_{i} = {make}({s.shape}, {_tuple(_packed_strides(list(s.shape)))}, dt_{i})")
+    lines.append(f"main({', '.join([*present, *outputs, *(f'scratch_{i}' for i in range(len(scratch)))])})")
+    lines.append(f"return {', '.join(outputs) or None}")
+    source = f"def launch({', '.join(inputs)}):\n    " + "\n    ".join(lines) + "\n"
+    file = f"<launch of {static.op} {id(scope):x}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    exec(compile(source, file, "exec"), scope)
+    return scope["launch"], tuple(axes)
+
+
+def guard_sizes(form: Form, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    """Sizes and strides for a guard, None where a call of the same kind may have others."""
+    sizes: list[Any] = [n if isinstance(axis, int) else None for n, axis in zip(shape, form.shape, strict=True)]
+    steps: list[Any] = list(strides)
+    moving = False  # whether a size to the right changes
+    expected = 1
+    for i in reversed(range(len(shape))):
+        if form.strides[i] is None and strides[i] != expected:
+            return list(shape), list(strides)  # an axis of size 1 whose stride says nothing: these very sizes only
+        if form.strides[i] is None and moving:
+            steps[i] = None
+        moving = (moving and form.strides[i] is None) or sizes[i] is None
+        expected = strides[i] * shape[i]
+    return sizes, steps
+
+
+def _axis(name: str) -> str:
+    return "n_" + re.sub(r"\W", "_", name)
+
+
+def _read_axes(tensor: str, form: Form, axes: dict[str, str], checked: bool) -> list[str]:
+    """Read a tensor's moving sizes; those that another tensor gave are compared, and so are strides that follow them."""
+    moving = [(i, a) for i, a in enumerate(form.shape) if isinstance(a, str)]
+    if not moving:
+        return []
+    lines = [f"s_{tensor} = {tensor}.shape"]
+    for i, axis in moving:
+        if axis in axes:
+            lines.append(f"if s_{tensor}[{i}] != {_axis(axis)}: return MISS")
+        else:
+            axes[axis] = f"s_{tensor}[{i}]"
+            lines.append(f"{_axis(axis)} = s_{tensor}[{i}]")
+    if checked and any(i > 0 for i, _ in moving):
+        if form.packed:
+            lines.append(f"if not {tensor}.is_contiguous(): return MISS")
+        else:
+            for i, stride in enumerate(form.strides[:-1]):
+                if stride is None:
+                    wanted = f"s_{tensor}[{i + 1}] * {tensor}.stride({i + 1})"
+                    lines.append(f"if {tensor}.stride({i}) != {wanted} and s_{tensor}[{i}] != 1: return MISS")
+    return lines
+
+
+def _moves(expr: Expr, axes: Mapping[str, str]) -> bool:
+    return bool(names(expr) & {a.partition("[")[0] for a in axes})
+
+
+def _rule(expr: Expr, static: Static, axes: Mapping[str, str]) -> str:
+    """A rule over moving sizes, everything else in it a constant."""
+    fixed = dict(static.values)
+
+    def spell(name: str) -> str:
+        if name in fixed:
+            return repr(fixed[name])
+        parts = [a for a in axes if a.partition("[")[0] == name]
+        return _axis(name) if parts == [name] else _tuple([_axis(a) for a in parts])
+
+    return emit(expr, spell)
+
+
+def _tuple(items: Sequence[Any]) -> str:
+    return f"({''.join(f'{i}, ' for i in items)})"
+
+
+def _packed_strides(shape: list[Any]) -> list[Any]:
+    """Row-major strides, as numbers as far as the sizes are, else as products."""
+    strides: list[Any] = []
+    step: Any = 1
+    for n in reversed(shape):
+        strides.insert(0, step)
+        step = step * n if isinstance(step, int) and isinstance(n, int) else f"{n}" if step == 1 else f"{n} * {step}"
+    return strides
+
+
+def _packed(t: torch.Tensor) -> torch.Tensor:
+    """The tensor as it is where it is packed and aligned, else a copy that is."""
+    if t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def _zeros(empty: Empty) -> Empty:
+    return lambda size, stride, dtype: empty(size, stride, dtype).zero_()

@@ -1,0 +1,124 @@
+"""Gradients come from the entry's ``grad``: an operator of its own, called with what the forward saved."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tileops.core.errors import TileOpsError
+from tileops.core.op import make_op
+
+SPEC = """
+RootFwdOp:
+  family: test
+  summary: y = weight * sqrt(x) + z, and the root when asked.
+  status: spec-only
+  reference: root_reference:forward
+  signature:
+    forall: {N: Dim, T: "DType[float64]"}
+    params: {power: {type: float, default: 0.5}, return_root: {type: bool, default: false}}
+    inputs:
+      x: {dtype: T, shape: "[N]"}
+      weight: {dtype: T, shape: "[N]", optional: true}
+      z: {dtype: T, shape: "[N]", optional: true}
+    outputs:
+      y: {dtype: T, shape: "[N]"}
+      root: {dtype: T, shape: "[N]", when: return_root}
+  grad:
+    op: RootBwdOp
+    params: {power: power}
+    inputs: {dy: grad(y), weight: weight, root: saved(root)}
+    gives: {x: dx, weight: dweight, z: "grad(y)"}
+RootBwdOp:
+  family: test
+  summary: The gradient of RootFwdOp.
+  status: spec-only
+  reference: root_reference:backward
+  signature:
+    forall: {N: Dim, T: "DType[float64]"}
+    params: {power: {type: float}}
+    inputs:
+      dy: {dtype: T, shape: "[N]"}
+      weight: {dtype: T, shape: "[N]", optional: true}
+      root: {dtype: T, shape: "[N]"}
+    outputs:
+      dx: {dtype: T, shape: "[N]"}
+      dweight: {dtype: T, shape: "[N]", when: present(weight)}
+"""
+
+
+def forward(x, weight, z, *, power, return_root, T):
+    root = x**power
+    y = root if weight is None else weight * root
+    return (y.clone() if z is None else y + z), root if return_root else None
+
+
+def backward(dy, weight, root, *, power, T):
+    scaled = dy if weight is None else dy * weight
+    return scaled * power * root ** ((power - 1) / power), None if weight is None else dy * root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    sys.modules["root_reference"] = SimpleNamespace(forward=forward, backward=backward)
+    path = tmp_path_factory.mktemp("spec") / "root.yaml"
+    path.write_text(SPEC)
+    make_op("RootBwdOp", path)
+    return make_op("RootFwdOp", path)
+
+
+def inputs():
+    torch.manual_seed(0)
+    return [(torch.rand(5, dtype=torch.float64) + 0.5).requires_grad_() for _ in range(3)]
+
+
+def test_gradients_are_right(root):
+    assert torch.autograd.gradcheck(root(), inputs())
+    assert torch.autograd.gradcheck(lambda x: root(power=2.0)(x), inputs()[:1])
+    x, weight, _ = inputs()
+    assert torch.autograd.gradcheck(lambda x, w: root()(x, w), (x, weight))
+
+
+def test_what_backward_needs_is_asked_for_and_not_shown(root):
+    x, weight, z = inputs()
+    y = root()(x, weight, z)
+    assert isinstance(y, torch.Tensor)
+    y, shown = root(return_root=True)(x, weight, z)
+    assert not shown.requires_grad, "no gradient is declared for it"
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_only_what_requires_a_gradient_gets_one(root):
+    x, weight, z = inputs()
+    root()(x.detach(), weight, z.detach()).sum().backward()
+    assert x.grad is None
+    assert torch.allclose(weight.grad, x.detach().sqrt())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_a_training_step_compiles_whole(root, backend):
+    torch._dynamo.reset()
+    op = root()
+    step = torch.compile(lambda x, w, z: op(x * 2, w, z).sum(), fullgraph=True, backend=backend)
+    plain, compiled = inputs(), inputs()
+    op(plain[0] * 2, plain[1], plain[2]).sum().backward()
+    step(*compiled).backward()
+    for a, b in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_second_derivative_is_refused(root):
+    x, *_ = inputs()
+    (grad,) = torch.autograd.grad(root()(x).square().sum(), x, create_graph=True)
+    with pytest.raises(TileOpsError, match="RootBwdOp has no gradient"):
+        grad.sum().backward()
+
+
+def test_an_unknown_backward_is_named(tmp_path):
+    path = tmp_path / "lone.yaml"
+    path.write_text(SPEC.split("RootBwdOp:\n  family")[0].replace("RootFwdOp", "LoneFwdOp").replace("RootBwdOp", "NoneBwdOp"))
+    with pytest.raises(TileOpsError, match="no operator is called 'NoneBwdOp'"):
+        make_op("LoneFwdOp", path)()

@@ -1,0 +1,327 @@
+"""From a checked call to a launch: what is static of it, which kernel serves it, and the code that runs it.
+
+No GPU: the kernels here only record what they were given, on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from tileops.core import program, torch_ops
+from tileops.core.backend import gpu
+from tileops.core.errors import CaptureError, NoKernelError
+from tileops.core.kernel import H200, Form, Kernel, Scratch, static_of
+from tileops.core.launch import MISS
+from tileops.core.op import make_op
+from tileops.core.program import Program
+
+SPEC = """
+AttendFwdOp:
+  family: test
+  summary: Something with two moving sizes, one of them shared.
+  status: spec-only
+  reference: attend_reference:reference
+  signature:
+    forall: {B: Dim, S: Dim, H: Dim, D: Dim, L: Shape, T: "DType[float32 | float16]"}
+    params: {scale: {type: float, default: 1.0}, with_sum: {type: bool, default: false}}
+    inputs:
+      q: {dtype: T, shape: "[B, S, H, D]"}
+      k: {dtype: T, shape: "[B, S, D]"}
+      w: {dtype: T, shape: "[*L, D]", optional: true}
+    outputs:
+      o: {dtype: T, shape: "[B, S, H, D]"}
+      total: {dtype: float32, shape: "[B, H, S]", when: with_sum}
+    where:
+    - {rule: "S % 2 == 0 or B == 1", hint: an even S}
+    symbolic: [B, S, L]
+"""
+
+
+@attrs.frozen
+class Config:
+    tile: int
+
+
+class Wide(Kernel):
+    """Serves packed tensors of many tokens."""
+
+    archs = {"cuda": ("sm90",)}
+
+    def refuse(self, call, device):
+        if call["S"] < 64:
+            return f"serves S >= 64, not {call['S']}"
+        strides = call.inputs["q"].strides
+        return None if strides[-1] == 1 else f"q has stride {strides[-1]} along D"
+
+    def configs(self, call, device) -> Iterator[Config]:
+        yield Config(128 if call["S"] >= 128 else 64)
+
+    def workspace(self, call, config):
+        return [Scratch((call["S"], 4), "float32"), Scratch((3,), "int32", zeroed=True)]
+
+
+class Narrow(Wide):
+    """Serves short sequences."""
+
+    archs = {"cuda": ("sm80", "sm90"), "musa": ("mp31",)}
+
+    def refuse(self, call, device):
+        return None if call["S"] <= 8 else f"serves S <= 8, not {call['S']}"
+
+    def workspace(self, call, config):
+        return []
+
+
+class Old(Wide):
+    archs = {"cuda": ("sm80",)}
+
+
+class Recorder:
+    """A GPU of CPU tensors: ``launched`` holds the arguments of each launch."""
+
+    device_type = "cuda"
+    index = 0
+    is_capturing = False
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[torch.Tensor, ...]] = []
+
+    def device(self, index):
+        return H200
+
+    def target(self, device):
+        return {"kind": "cuda", "arch": "sm_90a"}
+
+    def capturing(self):
+        return self.is_capturing
+
+    def empty(self, index):
+        return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype).fill_(-1)
+
+    def fence(self, index):
+        return None, None
+
+    def main(self, *tensors):
+        self.launched.append(tensors)
+
+
+@pytest.fixture(scope="module")
+def op_class(tmp_path_factory):
+    kernels = "attend_family.kernels"
+    sys.modules["attend_reference"] = SimpleNamespace(reference=lambda q, k, w, **_: (q.clone(), None))
+    sys.modules["attend_family"] = SimpleNamespace()
+    sys.modules[kernels] = SimpleNamespace()
+    sys.modules[f"{kernels}.attend"] = SimpleNamespace(Wide=Wide, Narrow=Narrow, Old=Old)
+    path = tmp_path_factory.mktemp("spec") / "attend.yaml"
+    path.write_text(SPEC)
+    return make_op(
+        "AttendFwdOp",
+        path,
+        __module__="attend_family.ops.attend",
+        kernels=("attend:Old", "attend:Wide", "attend:Narrow"),
+        buckets={"S": (8, 16, 64, 128)},
+    )
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    recorder = Recorder()
+    programs: dict[str, Program] = {}
+
+    def load(kernel, static, config, device, target):
+        key = program.key_of(kernel, static, config, device, target)
+        return programs.setdefault(key, Program(key, recorder.main))
+
+    monkeypatch.setattr(program, "load", load)
+    monkeypatch.setattr(program, "loaded", programs.get)
+    monkeypatch.setattr(program, "kernel_digest", lambda cls: cls.__qualname__)
+    recorder.programs = programs
+    return recorder
+
+
+def tensors(B=2, S=64, H=3, D=4, dtype=torch.float32):
+    return torch.randn(B, S, H, D, dtype=dtype), torch.randn(B, S, D, dtype=dtype), None
+
+
+def plan_of(recorder, op, inputs, misaligned=()):
+    call = op.bind(*inputs)
+    last: Any = SimpleNamespace()
+    return gpu.plan(recorder, call, misaligned, {}, last), last
+
+
+def test_what_moves_is_named_and_what_is_fixed_is_a_number(op_class):
+    call = op_class(with_sum=True).bind(*tensors())
+    static = static_of(torch_ops.checker_of(op_class.entry), call)
+    assert dict(static.values) == {"scale": 1.0, "with_sum": True, "H": 3, "D": 4, "T": "float32"}
+    assert static.tensor("q") == Form("float32", ("B", "S", 3, 4), (None,) * 4)
+    assert static.tensor("total") == Form("float32", ("B", 3, "S"), (None,) * 3)
+    assert static.tensor("w") is None
+    with pytest.raises(KeyError):
+        static["S"]
+    other = op_class(with_sum=True).bind(*tensors(B=7, S=130))
+    assert static_of(torch_ops.checker_of(op_class.entry), other) == static
+
+
+def test_a_shape_index_moves_by_rank(op_class):
+    q, k, _ = tensors()
+    static = static_of(torch_ops.checker_of(op_class.entry), op_class().bind(q, k, torch.randn(5, 6, 4)))
+    assert static.tensor("w").shape == ("L[0]", "L[1]", 4)
+
+
+@pytest.mark.parametrize(
+    ("k", "strides"),
+    [
+        (torch.randn(2, 64, 4), (None, None, None)),
+        (torch.randn(2, 64, 8)[..., :4], (None, 8, None)),
+        (torch.randn(2, 100, 4)[:, :64], (400, None, None)),
+        (torch.randn(2, 64, 8)[..., ::2], (None, None, 2)),
+        (torch.randn(64, 2, 4).transpose(0, 1), (4, 8, None)),
+        (torch.randn(4).expand(2, 64, 4), (None, 0, None)),
+    ],
+    ids=["packed", "row pitch", "batch pitch", "stride", "transposed", "expanded"],
+)
+def test_a_stride_is_packed_or_a_number(op_class, k, strides):
+    call = op_class().bind(torch.randn(2, 64, 3, 4), k)
+    assert static_of(torch_ops.checker_of(op_class.entry), call).tensor("k").strides == strides
+
+
+@pytest.mark.parametrize(
+    ("S", "interval", "end"), [(2, (1, 8), 8), (8, (1, 8), 8), (10, (9, 16), 16), (128, (65, 128), 128), (600, (513, 1024), 1024)]
+)
+def test_a_call_stands_for_its_bucket(op_class, S, interval, end):
+    call = op_class().bind(*tensors(S=S))
+    kind = gpu.bucketed(call)
+    assert kind["S"] == end
+    assert gpu.intervals(call, static_of(torch_ops.checker_of(op_class.entry), call)) == {
+        "S": interval,
+        "B": (1, gpu.LARGEST),
+    }
+    assert kind["B"] == 2
+
+
+def test_the_first_kernel_that_does_not_refuse_serves(op_class):
+    choice = gpu.choose(gpu.bucketed(op_class().bind(*tensors(S=100))), H200)
+    assert (type(choice.kernel), choice.config) == (Wide, Config(128))
+    choice = gpu.choose(gpu.bucketed(op_class().bind(*tensors(S=6))), H200)
+    assert type(choice.kernel) is Narrow
+    assert choice.refusals["Wide"] == "serves S >= 64, not 8"
+
+
+def test_no_kernel_names_every_reason(op_class):
+    with pytest.raises(NoKernelError) as caught:
+        gpu.choose(op_class().bind(*tensors(S=10)), H200)
+    assert caught.value.refusals == {
+        "Old": "runs on cuda sm80, not on sm90",
+        "Wide": "serves S >= 64, not 10",
+        "Narrow": "serves S <= 8, not 10",
+    }
+    for kernel, reason in caught.value.refusals.items():
+        assert f"{kernel}: {reason}" in str(caught.value)
+
+
+def test_a_launch_allocates_and_passes_in_order(op_class, recorder):
+    op = op_class(with_sum=True)
+    q, k, w = tensors()
+    plan, last = plan_of(recorder, op, (q, k, w))
+    o, total = plan.launch(q, k, w)
+    ((*given, scratch, counters),) = recorder.launched
+    assert [t.data_ptr() for t in given] == [t.data_ptr() for t in (q, k, o, total)]
+    assert (o.shape, o.dtype, total.shape, total.dtype) == ((2, 64, 3, 4), torch.float32, (2, 3, 64), torch.float32)
+    assert o.is_contiguous()
+    assert total.is_contiguous()
+    assert (scratch.shape, scratch.dtype) == ((64, 4), torch.float32)
+    assert counters.tolist() == [0, 0, 0]
+    assert last.sizes == (2, 64)
+    assert plan.outputs == (True, True)
+
+
+def test_one_plan_serves_its_bucket_and_nothing_else(op_class, recorder):
+    q, k, w = tensors(S=100)
+    plan, last = plan_of(recorder, op_class(), (q, k, w))
+    for B, S in ((2, 128), (5, 66), (1, 65), (300, 66)):
+        o = plan.launch(*tensors(B=B, S=S))
+        assert o.shape == (B, S, 3, 4)
+        assert last.sizes == (B, S)
+    misses = {
+        "a longer S": tensors(S=130),
+        "a shorter S": tensors(S=64),
+        "an empty batch": tensors(B=0, S=100),
+        "sizes that differ": (tensors(S=100)[0], tensors(S=102)[1], None),
+        "a rule that fails": tensors(B=2, S=67),
+        "strides that differ": (tensors(S=100)[0], torch.randn(2, 200, 4)[:, ::2], None),
+        "an odd address": (torch.randn(1 + 2 * 100 * 12)[1:].view(2, 100, 3, 4), k, None),
+    }
+    before = len(recorder.launched)
+    for reason, inputs in misses.items():
+        assert plan.launch(*inputs) is MISS, reason
+    assert len(recorder.launched) == before
+
+
+def test_lengths_share_programs(op_class, recorder):
+    op = op_class()
+    for S in range(66, 300, 2):
+        plan_of(recorder, op, tensors(S=S))
+    assert len(recorder.programs) == 1, "one config serves all of these"
+    for S in range(66, 128, 2):
+        plan_of(recorder, op, (tensors(S=S)[0], torch.randn(2, S, 8)[..., :4], None))
+    assert len(recorder.programs) == 2, "a pitch is fixed, whatever the length"
+
+
+def test_what_no_kernel_takes_is_copied(op_class, recorder):
+    q, k, w = tensors()
+    strided = torch.randn(2, 64, 3, 8)[..., ::2]
+    plan, _ = plan_of(recorder, op_class(), (strided, k, w))
+    assert plan.choice.copies == ("q",)
+    assert plan.choice.refusals["Wide"] == "q has stride 2 along D"
+    plan.launch(strided, k, w)
+    copied, *_ = recorder.launched[-1]
+    assert copied.is_contiguous()
+    assert torch.equal(copied, strided)
+
+
+def test_a_misaligned_input_is_copied(op_class, recorder):
+    q, k, w = tensors()
+    odd = torch.randn(1 + q.numel())[1:].view(q.shape)
+    plan, _ = plan_of(recorder, op_class(), (odd, k, w), misaligned=("q",))
+    plan.launch(odd, k, w)
+    copied, *_ = recorder.launched[-1]
+    assert copied.data_ptr() % 16 == 0
+    assert torch.equal(copied, odd)
+
+
+def test_an_empty_call_runs_the_reference(op_class, recorder):
+    q, k, w = tensors(B=0)
+    plan, _ = plan_of(recorder, op_class(), (q, k, w))
+    assert plan.launch(q, k, w).shape == q.shape
+    assert not recorder.launched
+
+
+def test_a_capture_needs_a_program_that_has_run(op_class, recorder):
+    recorder.is_capturing = True
+    with pytest.raises(CaptureError, match="AttendFwdOp: this call's program has not run on cpu yet"):
+        plan_of(recorder, op_class(), tensors())
+    recorder.is_capturing = False
+    plan_of(recorder, op_class(), tensors())
+    recorder.is_capturing = True
+    plan, _ = plan_of(recorder, op_class(), tensors(S=128 // 2, B=3))
+    assert plan.launch(*tensors(B=3)) is not MISS
+
+
+def test_the_roofline_is_of_the_sizes_that_ran(op_class, recorder, monkeypatch):
+    """Through the front door, on a device that records."""
+    from tileops.core import backend
+
+    monkeypatch.setattr(backend, "plan", lambda *args: gpu.plan(recorder, *args))
+    op = op_class(scale=2.0)
+    for B, S in ((2, 128), (5, 66), (5, 70)):
+        op(*tensors(B=B, S=S))
+        call = op._state.last_call()
+        assert (call["B"], call["S"]) == (B, S)
+        assert call == op.bind(*tensors(B=B, S=S)) or call.device == "cpu"
+    assert len(op._state.plans) == 1, "the guard recognised the others"
