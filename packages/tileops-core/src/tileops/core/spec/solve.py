@@ -365,7 +365,10 @@ def solve(signature: Signature, present: Mapping[str, bool], truth: Mapping[Expr
         unknown = sorted(names(tensor.axes[i]) - solver.known)
         which = f"index '{unknown[0]}'" if unknown else f"axis {i}"
         faults.append((tensor.decl.shape.place, f"{which} of input {tensor.decl.name} can't be determined"))
-    faults += [(t.decl.dtype.place, f"the dtype of input {t.decl.name} can't be determined") for t in solver.dtypes]
+    for tensor in solver.dtypes:
+        unknown = sorted(names(tensor.dtype) - solver.known)
+        which = f"index '{unknown[0]}' in the dtype" if unknown else "the dtype"
+        faults.append((tensor.decl.dtype.place, f"{which} of input {tensor.decl.name} can't be determined"))
     requires = []
     for rule in signature.where:
         expr = fold(rule.text.expr, present, truth)
