@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from tileops.core.errors import TileOpsError
 from tileops.core.op import make_op
 
@@ -119,6 +120,8 @@ def test_a_second_derivative_is_refused(root):
 
 def test_an_unknown_backward_is_named(tmp_path):
     path = tmp_path / "lone.yaml"
-    path.write_text(SPEC.split("RootBwdOp:\n  family")[0].replace("RootFwdOp", "LoneFwdOp").replace("RootBwdOp", "NoneBwdOp"))
+    path.write_text(
+        SPEC.split("RootBwdOp:\n  family")[0].replace("RootFwdOp", "LoneFwdOp").replace("RootBwdOp", "NoneBwdOp")
+    )
     with pytest.raises(TileOpsError, match="no operator is called 'NoneBwdOp'"):
         make_op("LoneFwdOp", path)()

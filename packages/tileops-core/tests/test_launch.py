@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+
 from tileops.core import program, torch_ops
 from tileops.core.backend import gpu
 from tileops.core.errors import CaptureError, NoKernelError
@@ -140,7 +141,7 @@ def recorder(monkeypatch):
 
     monkeypatch.setattr(program, "load", load)
     monkeypatch.setattr(program, "loaded", programs.get)
-    monkeypatch.setattr(program, "kernel_digest", lambda cls: cls.__qualname__)
+    monkeypatch.setattr(program, "sources_digest", lambda module: module)
     recorder.programs = programs
     return recorder
 
@@ -192,7 +193,8 @@ def test_a_stride_is_packed_or_a_number(op_class, k, strides):
 
 
 @pytest.mark.parametrize(
-    ("S", "interval", "end"), [(2, (1, 8), 8), (8, (1, 8), 8), (10, (9, 16), 16), (128, (65, 128), 128), (600, (513, 1024), 1024)]
+    ("S", "interval", "end"),
+    [(2, (1, 8), 8), (8, (1, 8), 8), (10, (9, 16), 16), (128, (65, 128), 128), (600, (513, 1024), 1024)],
 )
 def test_a_call_stands_for_its_bucket(op_class, S, interval, end):
     call = op_class().bind(*tensors(S=S))
@@ -274,7 +276,7 @@ def test_lengths_share_programs(op_class, recorder):
 
 
 def test_what_no_kernel_takes_is_copied(op_class, recorder):
-    q, k, w = tensors()
+    _, k, w = tensors()
     strided = torch.randn(2, 64, 3, 8)[..., ::2]
     plan, _ = plan_of(recorder, op_class(), (strided, k, w))
     assert plan.choice.copies == ("q",)

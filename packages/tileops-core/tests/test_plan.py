@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from tileops.attention import GQADenseFwdOp
 from tileops.core import plan as plan_module
 from tileops.core.bench.host import host_cost
 from tileops.core.errors import CheckError, TileOpsError
@@ -161,3 +162,17 @@ def test_what_a_call_costs_on_the_host():
     print(f"hit {cost.hit:.2f} us, keyed {cost.keyed:.2f} us, miss {cost.miss:.1f} us")
     assert cost.hit < 4 * 2
     assert cost.miss < 200 * 2
+
+
+def test_debugging_checks_what_only_the_data_can_tell(monkeypatch):
+    attention = GQADenseFwdOp(is_causal=True, softcap=7.0)
+    q, kv, scale = torch.zeros(1, 2, 2, 4), torch.zeros(1, 3, 1, 4), torch.ones(1, 1)
+    inputs = [t.to(torch.float8_e4m3fn) for t in (q, kv, kv)] + [None, None, scale, scale, -scale]
+    attention(*inputs)
+    attention._state.forget()
+    monkeypatch.setenv("TILEOPS_DEBUG", "1")
+    for _ in range(2):
+        with pytest.raises(CheckError, match=r"GQADenseFwdOp: v_scale: got .*-1\.0.*\n.*requires: positive"):
+            attention(*inputs)
+    attention(*inputs[:-1], scale)
+    attention._state.forget()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+
 from tileops.core import program
 from tileops.core.errors import BackendError, CompileError
 from tileops.core.kernel import H200, Form, Kernel, Static

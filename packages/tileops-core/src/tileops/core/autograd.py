@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Backward:
     """One backward op of a call. ``sources`` says, for each of its inputs, where it comes from.
 
-    A source is ("grad", i) for the gradient of output i, ("saved", i) for output i, ("input", i), or None. ``gives`` maps
-    the place of a forward input to what is summed for it: places of the backward's outputs, or ("grad", i).
+    A source is ("grad", i) for the gradient of output i, ("saved", i) for output i, ("input", i), or None. ``gives``
+    maps the place of a forward input to what is summed for it: ("output", i) of the backward, or ("grad", i).
     """
 
     state: State

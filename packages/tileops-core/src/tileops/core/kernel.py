@@ -68,8 +68,8 @@ class Form:
 class Static:
     """All of a call that a program may depend on, and nothing that changes from call to call.
 
-    ``values`` holds the params, the dtype indices and the sizes that are fixed, ``tensors`` the form of each present input
-    and output. Equal values make equal programs.
+    ``values`` holds the params, the dtype indices and the sizes that are fixed, ``tensors`` the form of each present
+    input and output. Equal values make equal programs.
     """
 
     op: str
@@ -95,9 +95,10 @@ class Kernel:
     pass_configs: ClassVar[Mapping[str, Any]] = {}
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        """Why this kernel doesn't serve a call, or None. Strides that it can't take are a reason; the caller then copies.
+        """Why this kernel doesn't serve a call, or None.
 
-        Symbolic sizes are those of the call's bucket, its largest; base addresses are 16-byte aligned; no size is 0.
+        Strides that it can't take are a reason; the caller then copies. Symbolic sizes are the largest of the call's
+        bucket; base addresses are 16-byte aligned; no size is 0.
         """
         raise NotImplementedError
 
@@ -110,7 +111,7 @@ class Kernel:
         return []
 
     def program(self, static: Static, config: Any, device: Device) -> Any:
-        """The TileLang prim_func ``main(present inputs, present outputs, scratch)``; ``program.tensors`` declares them."""
+        """The TileLang prim_func ``main(present inputs, present outputs, scratch)``; see ``program.tensors``."""
         raise NotImplementedError
 
 
@@ -140,7 +141,7 @@ class _ById:
         return isinstance(other, _ById) and self.value is other.value
 
 
-# An axis: the name of a moving size, None for a fixed one; a splice as the same and a function of the call's environment.
+# An axis: the name of a moving size, or None for a fixed one; of a splice that, and a function that gives its sizes.
 _Axis = str | tuple[str | None, Callable[[Mapping[str, Any]], Any]] | None
 
 

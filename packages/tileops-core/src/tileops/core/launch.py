@@ -1,4 +1,4 @@
-"""The last steps of a call on a GPU, generated for one plan: does the call fit it, then outputs, scratch and the launch.
+"""The last steps of a call on a GPU, generated for one plan: does the call fit it, then outputs, scratch, the launch.
 
 What is fixed of the plan is a constant here; sizes that change from call to call are read off the tensors.
 """
@@ -39,8 +39,9 @@ def compile_launch(
 ) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """``launch(*inputs)``, which gives the outputs as the caller gets them, or MISS; and the moving sizes' names.
 
-    ``inputs`` are all of the entry's, absent ones too. ``last.sizes`` is set to their values. ``copies`` are made packed and aligned first. ``wrong_device``
-    says whether the tensors' device is not the current one; ``fence()`` is then a context that makes it so.
+    ``inputs`` are all of the entry's, absent ones too. ``last.sizes`` is set to the moving sizes. ``copies`` are made
+    packed and aligned first. ``wrong_device`` says whether the tensors' device is not the current one; ``fence()`` is
+    then a context that makes it so.
     """
     forms = dict(static.tensors)
     present = [n for n in inputs if n in forms]
@@ -102,7 +103,7 @@ def _axis(name: str) -> str:
 
 
 def _read_axes(tensor: str, form: Form, axes: dict[str, str], checked: bool) -> list[str]:
-    """Read a tensor's moving sizes; those that another tensor gave are compared, and so are strides that follow them."""
+    """Read a tensor's moving sizes; compare those that another tensor gave, and strides that follow from them."""
     moving = [(i, a) for i, a in enumerate(form.shape) if isinstance(a, str)]
     if not moving:
         return []

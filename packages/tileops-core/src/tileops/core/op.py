@@ -16,11 +16,11 @@ from tileops.core.check import Call, TensorMeta
 from tileops.core.dtypes import dtype_name, torch_dtype
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.families import load_spec, spec_path
+from tileops.core.inputs import make_inputs
 from tileops.core.launch import MISS
 from tileops.core.plan import State, state_of
 from tileops.core.roofline import Work, work
 from tileops.core.spec import Entry
-from tileops.core.inputs import make_inputs
 from tileops.core.workloads import bare_meta, labelled
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class Op:
     The entry is found by the class's name in the ``_spec.yaml`` of its package, or in the file that ``spec`` names.
     Equal params make equal ops, and equal ops share what is learnt about their calls. Thread-safe.
 
-    ``kernels`` names the kernels as ``"module:Class"`` in the family's ``kernels`` package, the preferred first; they are
-    imported when a GPU first plans a call. ``buckets`` gives, for a size that changes from call to call, the upper ends of
-    the intervals within which one choice of kernel and config serves; beyond the last they double.
+    ``kernels`` names the kernels as ``"module:Class"`` in the family's ``kernels`` package, the preferred first; they
+    are imported when a GPU first plans a call. ``buckets`` gives, for a size that changes from call to call, the upper
+    ends of the intervals within which one choice of kernel and config serves; beyond the last they double.
     """
 
     __slots__ = ("__weakref__", "_state")
@@ -117,15 +117,15 @@ class Op:
         return explain(self.bind(*inputs, **dtypes), self._state.misaligned(inputs))
 
     def warmup(self, *calls: Call | str, device: torch.device | str = "cuda") -> None:
-        """Compile, load and run once what these calls need, so that they can be captured in a graph or served at once.
+        """Compile, load and run once what these calls need, so that they can be captured or served at once.
 
-        A call is a Call or a row's label; all dtype cases of a row are meant. Memory for its tensors is taken meanwhile.
+        A call is a Call, or the label of a row, all of whose dtype cases are meant; a row has its own params. Memory
+        for the tensors is taken meanwhile.
         """
-        for call in calls:
-            rows = [call] if isinstance(call, Call) else labelled(self.entry, call)
-            for one in rows:
-                op = self if isinstance(call, Call) else type(self)(**one.params)
-                op(*make_inputs(one, device).values())
+        for wanted in calls:
+            for call in [wanted] if isinstance(wanted, Call) else labelled(self.entry, wanted):
+                op: Any = type(self)(**call.params)
+                op(*make_inputs(call, device).values())
 
     def request_tune(self) -> None:
         """Have the calls that follow, of this op and of all equal ones, choose their kernels anew."""

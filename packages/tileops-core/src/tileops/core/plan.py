@@ -6,6 +6,7 @@ each; the plans behind them are keyed by every tensor's shape, strides, dtype, d
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch.autograd import forward_ad
 
 from tileops.core import autograd, backend, torch_ops
 from tileops.core.check import Call, Checker
+from tileops.core.check.content import check_content
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.kernel import Form
 from tileops.core.launch import ALIGNMENT, guard_sizes
@@ -95,19 +97,32 @@ class State:
         key = tuple(None if t is None else _tensor_key(t) for t in inputs)
         plan = self.plans.get(key)
         if plan is None:
-            metas = {
-                n: None if t is None else torch_ops.meta_of(t)
-                for n, t in zip(self.entry.signature.inputs, inputs, strict=True)
-            }
-            device = next(t.device for t in inputs if t is not None)
-            call = self.checker.bind(self.params, metas, str(device))
-            plan = backend.plan(call, self.misaligned(inputs), self.kinds, self.local)
+            plan = backend.plan(self.bind(inputs), self.misaligned(inputs), self.kinds, self.local)
+            if os.environ.get("TILEOPS_DEBUG") == "1":
+                plan = attrs.evolve(plan, launch=self._debugged(plan.launch))
         with self.lock:
             self.plans[key] = plan
             self.plans.move_to_end(key)
             if len(self.plans) > MAX_PLANS:
                 self.plans.popitem(last=False)
         return plan
+
+    def bind(self, inputs: Inputs) -> Call:
+        """The checked Call of tensors on one device."""
+        named = zip(self.entry.signature.inputs, inputs, strict=True)
+        metas = {n: None if t is None else torch_ops.meta_of(t) for n, t in named}
+        device = next(t.device for t in inputs if t is not None)
+        return self.checker.bind(self.params, metas, str(device))
+
+    def _debugged(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        """The launch behind checks of what only the data can tell."""
+        names = tuple(self.entry.signature.inputs)
+
+        def checked(*inputs: Tensor | None) -> Any:
+            check_content(self.bind(inputs), dict(zip(names, inputs, strict=True)))
+            return launch(*inputs)
+
+        return checked
 
     def forget(self) -> None:
         """Drop all plans, so that the next calls are planned anew."""

@@ -1,4 +1,4 @@
-"""Compiled programs: one process-wide cache, and one on disk that processes share. The one place of core that knows TileLang.
+"""Compiled programs: a cache in the process and one on disk that processes share. Core knows TileLang only here.
 
 A program is keyed by content: the kernel sources, what is static of the call, the config, the target and the versions.
 On disk it is a folder ``<key>/`` with the library and a description that carries the library's digest; it is written
@@ -62,7 +62,9 @@ def stored() -> Iterator[Path]:
 
 def key_of(kernel: Kernel, static: Static, config: Any, device: Device, target: Target) -> str:
     """The content key of a program."""
-    parts = (kernel_digest(type(kernel)), repr(static), repr(config), repr(device), repr(sorted(target.items())), _versions())
+    cls = type(kernel)
+    described = (cls.__module__, cls.__qualname__, static, config, device, sorted(target.items()))
+    parts = (*map(repr, described), sources_digest(cls.__module__), _versions())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
 
 
@@ -117,14 +119,12 @@ def tensors(static: Static) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @cache
-def kernel_digest(cls: type[Kernel]) -> str:
-    """Of all sources beside the kernel's and of the contract: whatever a program may come from."""
-    digest = hashlib.sha256(Path(contract.__file__).read_bytes())
-    digest.update(Path(__file__).read_bytes())
-    module = sys.modules[cls.__module__]
-    for source in sorted(Path(str(module.__file__)).parent.glob("*.py")):
+def sources_digest(module: str) -> str:
+    """Of all sources beside a kernel's module and of the contract: whatever its programs may come from."""
+    digest = hashlib.sha256(Path(contract.__file__).read_bytes() + Path(__file__).read_bytes())
+    for source in sorted(Path(str(sys.modules[module].__file__)).parent.glob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
-    return f"{cls.__module__}:{cls.__qualname__}:{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 @cache
@@ -160,9 +160,7 @@ def _compile(kernel: Kernel, static: Static, config: Any, device: Device, target
     with _quiet(tilelang):
         function = kernel.program(static, config, device)
         try:
-            compiled = tilelang.compile(
-                function, target=dict(target), execution_backend="tvm_ffi", pass_configs=passes
-            )
+            compiled = tilelang.compile(function, target=dict(target), execution_backend="tvm_ffi", pass_configs=passes)
             compiled.adapter.get_exportable_executable().export_library(str(into / "program.so"))
         except Exception as e:
             raise CompileError(_failure(kernel, static, config, function, e)) from e
@@ -182,8 +180,10 @@ def _compile(kernel: Kernel, static: Static, config: Any, device: Device, target
 def _failure(kernel: Kernel, static: Static, config: Any, function: Any, e: Exception) -> str:
     with tempfile.NamedTemporaryFile("w", prefix="tileops-", suffix=".txt", delete=False) as source:
         source.write(f"{static}\n{config}\n\n{function}\n\n{e}\n")
-    message = next((line for line in str(e).splitlines() if "error" in line.lower()), str(e).strip().splitlines()[-1:])
-    return f"{static.op}: {type(kernel).__qualname__} with {config} did not compile: {message}; all of it: {source.name}"
+    lines = str(e).strip().splitlines() or [type(e).__name__]
+    message = next((line for line in lines if "error" in line.lower()), lines[-1])
+    name = type(kernel).__qualname__
+    return f"{static.op}: {name} with {config} did not compile: {message}\n  source and full message: {source.name}"
 
 
 @contextmanager

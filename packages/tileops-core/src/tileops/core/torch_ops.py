@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 NAMESPACE = "tileops"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _SCHEMA_TYPES = {"bool": "bool", "int": "int", "float": "float", "literal": "str", "dtype": "str", "list[int]": "int[]"}
+_TAKEN = ("mode", "ctx")  # torch's higher-order operators have these beside the arguments of what they wrap
+_STAND_IN = torch.uint16  # of an absent output of an operator that mutates; no dtype of the language
 _defined: dict[str, tuple[Entry, type[Op]]] = {}
 
 
@@ -44,7 +46,10 @@ def meta_of(t: Tensor) -> TensorMeta:
 
 
 def schema(entry: Entry) -> str:
-    """The operator's schema, such as ``f(Tensor a, Tensor? w, bool r) -> (Tensor, Tensor?)``."""
+    """The operator's schema, such as ``f(Tensor a, Tensor? w, bool r) -> (Tensor, Tensor?)``.
+
+    Torch functionalizes no operator that mutates and has optional results; such a one returns empty stand-ins.
+    """
     sig = entry.signature
     arguments = []
     for i, tensor in enumerate(sig.inputs.values()):
@@ -52,9 +57,19 @@ def schema(entry: Entry) -> str:
         arguments.append(f"Tensor{alias}{'?' if tensor.optional or tensor.when else ''} {tensor.name}")
     for param in sig.params.values():
         arguments.append(f"{_SCHEMA_TYPES[param.type.base]}{'?' if param.type.optional else ''} {param.name}")
-    results = [f"Tensor{'?' if output.when else ''}" for output in sig.outputs.values()]
+    arguments = [f"{a}_" if a.split()[-1] in _TAKEN else a for a in arguments]
+    results = [f"Tensor{'?' if output.when and not _mutates(entry) else ''}" for output in sig.outputs.values()]
     shown = results[0] if len(results) == 1 else f"({', '.join(results)})"
     return f"{entry.name}({', '.join(arguments)}) -> {shown}"
+
+
+def _mutates(entry: Entry) -> bool:
+    return any(tensor.mutated for tensor in entry.signature.inputs.values())
+
+
+def _absent(entry: Entry, like: Tensor) -> Tensor | None:
+    """What the operator returns for an absent output."""
+    return torch.empty(0, dtype=_STAND_IN, device=like.device) if _mutates(entry) else None
 
 
 def entry_of(name: str) -> Entry:
@@ -92,7 +107,8 @@ def _implementation(entry: Entry) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         state = state_of(entry, tuple(tuple(a) if isinstance(a, list) else a for a in args[count:]))
         plan = state.plan(args[:count])
-        return unpack(plan.launch(*args[:count]), plan.outputs)
+        some = next(t for t in args if t is not None)
+        return unpack(plan.launch(*args[:count]), plan.outputs, lambda: _absent(entry, some))
 
     return run
 
@@ -105,7 +121,7 @@ def _fake(entry: Entry) -> Callable[..., Any]:
     def fake(*args: Any) -> Any:
         tensors: Sequence[Tensor | None] = args[:count]
         params = dict(zip(sig.params, (tuple(a) if isinstance(a, list) else a for a in args[count:]), strict=True))
-        device = next(t.device for t in tensors if t is not None)
+        some = next(t for t in tensors if t is not None)
         _, run = checker_of(entry).variant(params, [t is not None for t in tensors], symbolic=True)
         shapes = [None if t is None else tuple(t.shape) for t in tensors]
         dtypes = [None if t is None else dtype_name(t.dtype) for t in tensors]
@@ -115,11 +131,11 @@ def _fake(entry: Entry) -> Callable[..., Any]:
         for output, shape, dtype in zip(sig.outputs.values(), out_shapes, out_dtypes, strict=True):
             like = by_name[output.layout] if output.layout else None
             if shape is None:
-                outputs.append(None)
+                outputs.append(_absent(entry, some))
             elif like is not None:
                 outputs.append(torch.empty_like(like, dtype=torch_dtype(dtype)))
             else:
-                outputs.append(torch.empty(shape, dtype=torch_dtype(dtype), device=device))
+                outputs.append(torch.empty(shape, dtype=torch_dtype(dtype), device=some.device))
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     return fake
@@ -127,14 +143,13 @@ def _fake(entry: Entry) -> Callable[..., Any]:
 
 def pack(returned: Any) -> Any:
     """An operator's (or a reference's) return as the caller gets it: absent outputs left out, a single one bare."""
-    if not isinstance(returned, (tuple, list)):
-        return returned
-    present = tuple(r for r in returned if r is not None)
+    values = returned if isinstance(returned, (tuple, list)) else (returned,)
+    present = tuple(r for r in values if r is not None and r.dtype is not _STAND_IN)
     return present[0] if len(present) == 1 else present or None
 
 
-def unpack(packed: Any, present: Sequence[bool]) -> Any:
-    """The reverse: in the schema's form, with None for absent outputs."""
+def unpack(packed: Any, present: Sequence[bool], absent: Callable[[], Tensor | None] = lambda: None) -> Any:
+    """The reverse: in the schema's form, absent outputs too."""
     values = iter(packed if isinstance(packed, tuple) else (packed,))
-    outputs = [next(values) if p else None for p in present]
+    outputs = [next(values) if p else absent() for p in present]
     return outputs[0] if len(outputs) == 1 else tuple(outputs) or None

@@ -26,7 +26,7 @@ def gpu_backend(device_type: str) -> Gpu | None:
     found: Gpu | None = BACKENDS.get(device_type)
     for point in entry_points(group="tileops.backends", name=device_type) if found is None else ():
         found = point.load()
-    return None if found is cpu else found
+    return found if device_type != cpu.device_type else None
 
 
 def plan(call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any) -> Plan:

@@ -37,7 +37,9 @@ def name(index: int) -> str:
 def device(index: int) -> Device:
     found = torch.cuda.get_device_properties(index)
     arch = f"sm{found.major}{found.minor}"
-    return Device(device_type, arch, found.multi_processor_count, found.shared_memory_per_block_optin, found.L2_cache_size)
+    return Device(
+        device_type, arch, found.multi_processor_count, found.shared_memory_per_block_optin, found.L2_cache_size
+    )
 
 
 def target(device: Device) -> Target:
@@ -47,7 +49,7 @@ def target(device: Device) -> Target:
 
 
 def capturing() -> bool:
-    return torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def empty(index: int) -> Any:

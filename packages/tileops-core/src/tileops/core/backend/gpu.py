@@ -26,9 +26,9 @@ MAX_KINDS = 1024
 class Gpu(Protocol):
     """What a GPU backend provides; a module will do.
 
-    ``available()`` is None, or why calls can't run here, ending with the mend. ``empty(index)`` gives a function of size,
-    stride and dtype; ``fence(index)`` where there are several devices whether another is current, and a context that
-    makes this one so.
+    ``available()`` is None, or why calls can't run here, ending with the mend. ``empty(index)`` gives a function of
+    size, stride and dtype; ``fence(index)``, where there are several devices, whether another is current, and a context
+    that makes this one so.
     """
 
     device_type: str
@@ -55,8 +55,8 @@ class Choice:
 def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any) -> Plan:
     """A plan for a checked call; raises NoKernelError, CompileError, or CaptureError inside a graph capture.
 
-    ``kinds`` holds the plans of one op value by what is static of a call and its bucket, so that a new length that needs
-    nothing new costs little.
+    ``kinds`` holds the plans of one op value by what is static of a call and its bucket, so that a new length that
+    needs nothing new costs little.
     """
     if any(0 in m.shape for m in (*call.inputs.values(), *call.outputs.values()) if m is not None):
         return cpu.plan(call)  # nothing to launch: the reference fills what there is to fill
@@ -71,9 +71,7 @@ def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan]
     return found
 
 
-def _plan(
-    gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequence[str], last: Any
-) -> Plan:
+def _plan(gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequence[str], last: Any) -> Plan:
     from tileops.core.plan import Plan
 
     checker = torch_ops.checker_of(call.entry)
@@ -144,7 +142,9 @@ def choose(call: Call, device: Device, misaligned: Sequence[str] = ()) -> Choice
 def _refusal(kernel: Kernel, call: Call, device: Device) -> str | None:
     served = kernel.archs.get(device.backend, ())
     if device.arch not in served:
-        return f"runs on {', '.join(f'{b} {a}' for b, archs in kernel.archs.items() for a in archs)}, not on {device.arch}"
+        return (
+            f"runs on {', '.join(f'{b} {a}' for b, archs in kernel.archs.items() for a in archs)}, not on {device.arch}"
+        )
     return kernel.refuse(call, device)
 
 
@@ -159,8 +159,8 @@ def packed(call: Call, copies: Sequence[str]) -> Call:
 def intervals(call: Call, static: Static) -> Bounds:
     """The bounds within which each moving size may change, for one choice of kernel and config to serve.
 
-    An op's ``buckets`` give the upper ends of an index's intervals; beyond the last they double. An index that it doesn't
-    name may have any size.
+    An op's ``buckets`` give the upper ends of an index's intervals; beyond the last they double. An index that it
+    doesn't name may have any size.
     """
     buckets = torch_ops.class_of(call.entry).buckets
     bounds: dict[str, tuple[int, int]] = {}

@@ -16,7 +16,7 @@ from tileops.core.spec.model import Entry
 
 @cache
 def _symbolic(entry: Entry) -> tuple[tuple[str, Callable[[Mapping[str, Any]], Any] | None], ...]:
-    return tuple((s.index, s.when and compile_expr(s.when.expr)) for s in entry.signature.symbolic)
+    return tuple((s.index, compile_expr(s.when.expr) if s.when else None) for s in entry.signature.symbolic)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

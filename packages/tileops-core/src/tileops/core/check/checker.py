@@ -147,13 +147,34 @@ class Checker:
         return dense_strides(shape, like.strides)
 
 
-def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides without gaps for ``shape``, its axes nested as the strides ``order`` nest them."""
-    strides, step = [0] * len(shape), 1
-    for axis in sorted(range(len(shape)), key=lambda i: (order[i], -i)):
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(strides)
+def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides without gaps, nested as ``strides`` are: those that ``torch.empty_like`` gives."""
+    if 0 in shape or _is_dense(shape, strides):
+        return strides
+    order = list(range(len(shape) - 1, -1, -1))  # from the innermost axis
+    for i in range(1, len(order)):
+        for j in range(i, 0, -1):  # a stride of 0 tells nothing of the order of its axis and another
+            inner, outer = order[j - 1], order[j]
+            known = strides[inner] and strides[outer]
+            if known and (strides[inner], shape[inner]) > (strides[outer], shape[outer]):
+                order[j - 1], order[j] = outer, inner
+            elif known and strides[inner] < strides[outer]:
+                break
+    dense, step = [0] * len(shape), 1
+    for axis in order:
+        dense[axis] = step
+        step *= shape[axis]
+    return tuple(dense)
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill a stretch of memory, one each."""
+    step = 1
+    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride != step:
+            return False
+        step *= n
+    return True
 
 
 def _explain(entry: Entry, solution: Solution, step: Step | None, scope: Mapping[str, Any]) -> CheckError:

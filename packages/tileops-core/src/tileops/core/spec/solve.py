@@ -238,6 +238,9 @@ class _Solver:
         self.open: dict[str, bool] = {}  # ranked tensors; whether the rank of one is a lower bound so far
 
     def run(self) -> None:
+        for tensor in self.inputs.values():
+            if not tensor.axes:
+                self._rank(tensor)
         while self._dtypes() or self._lets() or self._axes(lone=True) or self._axes(lone=False):
             pass
 

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import attrs
@@ -74,7 +75,7 @@ def _made(entry: Entry) -> Iterator[TorchCase]:
         yield TorchCase(f"{entry.name}/inductor", "inductor", (few[-1],))
         for i, grown in enumerate(_grown(space, base)):
             yield TorchCase(f"{entry.name}/dynamic{i}", "dynamic", grown)
-    if not entry.grad:
+    if not entry.grad and any(m and torch_dtype(m.dtype).is_floating_point for m in few[0].outputs.values()):
         yield TorchCase(f"{entry.name}/gradient", "gradient", (few[0],), tier="smoke")
         if entry.fullgraph:
             yield TorchCase(f"{entry.name}/gradient-compiled", "gradient-compiled", (few[0],))
@@ -105,21 +106,26 @@ def _alike(entry: Entry, first: Call) -> Iterator[Call]:
 
 
 def _grown(space: Space, base: Point) -> Iterator[tuple[Call, ...]]:
-    """Calls that differ in what changes from call to call: all of it or, where a rule is against that, one size."""
+    """Calls that differ in what changes from call to call: all of it or, where a rule is against that, one size.
+
+    No size is another's too: torch takes equal ones for the same until they differ, and compiles again.
+    """
     first = bind(space, base)
     assert first is not None
-    free = [s.index for s in space.entry.signature.symbolic if s.when is None or compile_expr(s.when.expr)(first.env)]
-    for names in (free, *([name] for name in free)):
-        steps = [legal(space, {name: _longer(base[name], by) for name in names}, [base]) for by in (0, 1, 5)]
-        grown = [call for step in steps if step and (call := bind(space, step))]
-        if names and len(grown) == len(steps):
-            yield tuple(grown)
+    symbolic = space.entry.signature.symbolic
+    free = [s.index for s in symbolic if s.when is None or compile_expr(s.when.expr)(first.env)]
+    for names in filter(None, (free, *([name] for name in free))):
+        sizes = count(53, 8)
+        steps = [legal(space, {name: _like(base[name], sizes) for name in names}, [base]) for _ in range(3)]
+        grown = tuple(call for step in steps if step and (call := bind(space, step)))
+        if len(grown) == len(steps):
+            yield grown
             if names is free:
                 return
 
 
-def _longer(size: Any, by: int) -> Any:
-    return tuple(n + by for n in size) if isinstance(size, tuple) else size + by
+def _like(size: Any, sizes: Iterator[int]) -> Any:
+    return tuple(next(sizes) for _ in size) if isinstance(size, tuple) else next(sizes)
 
 
 def run_torch_case(case: TorchCase, device: str = "cpu", op: type[Op] | None = None) -> None:
@@ -135,21 +141,25 @@ def run_torch_case(case: TorchCase, device: str = "cpu", op: type[Op] | None = N
 
 
 def _arguments(call: Call, device: str) -> tuple[Tensor | None, ...]:
+    """The same tensors each time, for an op may write to them."""
     return tuple(make_inputs(call, device).values())
 
 
-def _unlike(call: Call, inputs: Sequence[Tensor | None], got: Any, expected: Any) -> Iterator[str]:
-    named = dict(zip(call.inputs, inputs, strict=True))
-    got, expected = (accuracy.collect(call, returned, named) for returned in (got, expected))
-    for name in call.outputs:
-        if not same_bits(got[name], expected[name]):
-            yield f"{name}: the bits differ from those of a plain call"
+def _results(op: Any, call: Call, device: str) -> accuracy.Tensors:
+    """Outputs, and inputs that the call writes to, by name."""
+    inputs = _arguments(call, device)
+    return accuracy.collect(call, op(*inputs), dict(zip(call.inputs, inputs, strict=True)))
+
+
+def _unlike(got: accuracy.Tensors, expected: accuracy.Tensors) -> Iterator[str]:
+    yield from (
+        f"{n}: the bits differ from those of a plain call" for n, x in got.items() if not same_bits(x, expected[n])
+    )
 
 
 def _value(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
     """Equal params make equal ops, of which copies and what a pickle gives back are some."""
     first, *others = calls
-    inputs = _arguments(first, device)
     for how, other in {
         "one more with its params": type(op)(**first.params),
         "a copy": copy.copy(op),
@@ -158,7 +168,7 @@ def _value(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
     }.items():
         if other != op or hash(other) != hash(op) or repr(other) != repr(op):
             yield f"{how} is {other!r}, which isn't {op!r}"
-        elif list(_unlike(first, inputs, other(*inputs), op(*inputs))):
+        elif list(_unlike(_results(other, first, device), _results(op, first, device))):
             yield f"{how} gives other bits"
     for call in others:
         if type(op)(**call.params) == op:
@@ -173,12 +183,11 @@ def _value(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
 
 def _threads(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
     """Eight threads that make the same calls, each in an order of its own."""
-    arguments = [_arguments(call, device) for call in calls]
-    alone = [op(*inputs) for inputs in arguments]
+    alone = [_results(op, call, device) for call in calls]
 
     def work(thread: int) -> list[str]:
         order = [(i * (2 * thread + 1) + thread) % len(calls) for i in range(2 * len(calls))]
-        return [p for i in order for p in _unlike(calls[i], arguments[i], op(*arguments[i]), alone[i])]
+        return [p for i in order for p in _unlike(_results(op, calls[i], device), alone[i])]
 
     with ThreadPoolExecutor(8) as pool:
         found = [p for problems in pool.map(work, range(8)) for p in problems]
@@ -222,8 +231,7 @@ def _compiled(backend: str) -> Callable[[Any, Sequence[Call], str], Iterator[str
         torch._dynamo.reset()
         compiled = torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend=backend)
         for call in calls:
-            inputs = _arguments(call, device)
-            yield from _unlike(call, inputs, compiled(*inputs), op(*inputs))
+            yield from _unlike(_results(compiled, call, device), _results(op, call, device))
 
     return check
 
@@ -240,8 +248,7 @@ def _dynamic(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
         torch._dynamo.reset()
         compiled = torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend=backend, dynamic=dynamic)
         for call in calls:
-            inputs = _arguments(call, device)
-            yield from _unlike(call, inputs, compiled(*inputs), op(*inputs))
+            yield from _unlike(_results(compiled, call, device), _results(op, call, device))
         if len(graphs) > allowed:
             yield f"{len(calls)} calls with dynamic={dynamic} compile {len(graphs)} times, expected {allowed}"
 
