@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from tileops.core.accuracy import collect, mutated, verify
 from tileops.core.backend import BACKENDS
+from tileops.core.bench.timing import Timing, timing
 from tileops.core.check import Call
 from tileops.core.cli import FAILED, INTERRUPTED, output
 from tileops.core.errors import BackendError, NoKernelError
@@ -31,16 +31,6 @@ from tileops.core.workloads import Case, call_id, cases, row_call, scaled
 
 CPU_FLOPS = 2.0**28
 FLOPS_PER_BYTE = 16  # a budget of flops is one of bytes too, or a memory-bound row would take gigabytes
-
-
-@attrs.frozen
-class Timing:
-    """Microseconds of repeated calls."""
-
-    median: float
-    p10: float
-    p90: float
-    n: int
 
 
 Timer = Callable[[Callable[[], object], torch.device], Timing]
@@ -57,8 +47,7 @@ def wall_clock(run: Callable[[], object], device: torch.device) -> Timing:
         run()
         wait()
         seen.append((time.perf_counter() - start) * 1e6)
-    tenths = statistics.quantiles(seen, n=10, method="inclusive")
-    return Timing(statistics.median(seen), tenths[0], tenths[-1], len(seen))
+    return timing(seen)
 
 
 @attrs.frozen
