@@ -78,12 +78,10 @@ def cool(bursts: Mapping[str, Burst], rounds: int = ROUNDS) -> dict[str, Timing]
     return {name: timing(values) for name, values in seen.items()}
 
 
-def host_ratio(
-    ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int = 9, calls: int = 300
-) -> tuple[float, float]:
+def host_ratio(ours: Callable[[], Any], theirs: Callable[[], Any], calls: int = 300) -> tuple[float, float]:
     """(ours, theirs): microseconds that a call takes on the host, round-robin, the device never waited for."""
     seen: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for call, values in zip((ours, theirs), seen, strict=True):
             torch.cuda.synchronize()
             start = time.perf_counter()

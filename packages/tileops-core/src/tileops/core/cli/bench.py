@@ -37,6 +37,8 @@ def command(
     if reason := found.available():
         raise BackendError(reason)
     from tileops.core.bench.rows import document, measure
+    from tileops.core.torch_ops import checker_of
+    from tileops.core.workloads import cases, row_call
 
     held = json.loads(into.read_text())["rows"] if into and into.exists() else []
     done = {row["case"]: row for row in held}
