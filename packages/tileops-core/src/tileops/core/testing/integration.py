@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from tileops.core import accuracy
+from tileops.core import accuracy, workloads
 from tileops.core.check import Call
 from tileops.core.dtypes import torch_dtype
 from tileops.core.errors import CheckError, TileOpsError
@@ -27,7 +27,6 @@ from tileops.core.testing.cases import Tier, edge_cases
 from tileops.core.testing.points import Point, Space, base_point, bind, legal, pairwise, space_of
 from tileops.core.testing.run import CaseFailure, same_bits
 from tileops.core.torch_ops import meta_of, operator_of
-from tileops.core.workloads import calls
 
 
 @attrs.frozen
@@ -59,13 +58,12 @@ def _made(entry: Entry) -> Iterator[TorchCase]:
     space = space_of(entry)
     base = base_point(space)
     points = pairwise(space, base)
-    few = list(_few(space, points))
-    few += [case.call for case in edge_cases(entry) if len(case.layouts) == sum(map(bool, case.call.inputs.values()))][
-        :1
-    ]
+    few = [*_few(space, points), *(c.call for c in edge_cases(entry) if c.id.startswith(f"{entry.name}/mixed0"))]
     others = [call for point in points if (call := bind(space, point)) and call.params != few[0].params]
+    grown = list(_grown(space, base))
+    alike = [case.call for case in edge_cases(entry) if case.call.params == few[0].params]
     yield TorchCase(f"{entry.name}/value", "value", (few[0], *others), tier="smoke")
-    yield TorchCase(f"{entry.name}/threads", "threads", tuple(_alike(entry, few[0])))
+    yield TorchCase(f"{entry.name}/threads", "threads", tuple(dict.fromkeys([*alike, *chain(*grown)])))
     for i, call in enumerate(few):
         yield TorchCase(f"{entry.name}/refusals{i}", "refusals", (call,), tier="full" if i else "smoke")
         yield TorchCase(f"{entry.name}/opcheck{i}", "opcheck", (call,))
@@ -73,13 +71,13 @@ def _made(entry: Entry) -> Iterator[TorchCase]:
             yield TorchCase(f"{entry.name}/aot_eager{i}", "aot_eager", (call,))
     if entry.fullgraph:
         yield TorchCase(f"{entry.name}/inductor", "inductor", (few[-1],))
-        for i, grown in enumerate(_grown(space, base)):
-            yield TorchCase(f"{entry.name}/dynamic{i}", "dynamic", grown)
+        for i, calls in enumerate(grown):
+            yield TorchCase(f"{entry.name}/dynamic{i}", "dynamic", calls)
     if not entry.grad and any(m and torch_dtype(m.dtype).is_floating_point for m in few[0].outputs.values()):
         yield TorchCase(f"{entry.name}/gradient", "gradient", (few[0],), tier="smoke")
         if entry.fullgraph:
             yield TorchCase(f"{entry.name}/gradient-compiled", "gradient-compiled", (few[0],))
-    for i, call in enumerate(calls(entry)):
+    for i, call in enumerate(workloads.calls(entry)):
         label = str(call.id).partition("/")[2]
         yield TorchCase(f"{entry.name}/meta-{label}", "meta", (call,), tier="full" if i else "smoke")
 
@@ -96,15 +94,6 @@ def _few(space: Space, points: Sequence[Point]) -> Iterator[Call]:
             yield call
 
 
-def _alike(entry: Entry, first: Call) -> Iterator[Call]:
-    """Calls of one op value that differ in shapes, layouts and dtypes."""
-    seen: set[Call] = set()
-    for case in edge_cases(entry):
-        if case.call.params == first.params and case.call not in seen and not case.id.partition("=")[2]:
-            seen.add(case.call)
-            yield case.call
-
-
 def _grown(space: Space, base: Point) -> Iterator[tuple[Call, ...]]:
     """Calls that differ in what changes from call to call: all of it or, where a rule is against that, one size.
 
@@ -114,8 +103,9 @@ def _grown(space: Space, base: Point) -> Iterator[tuple[Call, ...]]:
     assert first is not None
     symbolic = space.entry.signature.symbolic
     free = [s.index for s in symbolic if s.when is None or compile_expr(s.when.expr)(first.env)]
+    used = {n for meta in first.inputs.values() if meta is not None for n in meta.shape}
     for names in filter(None, (free, *([name] for name in free))):
-        sizes = count(53, 8)
+        sizes = (n for n in count(4, 2) if n not in used)
         steps = [legal(space, {name: _like(base[name], sizes) for name in names}, [base]) for _ in range(3)]
         grown = tuple(call for step in steps if step and (call := bind(space, step)))
         if len(grown) == len(steps):
@@ -215,7 +205,7 @@ def _refusals(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
                     yield f"{name} {what}: no CheckError is raised"
 
 
-def _opcheck(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+def _opcheck(op: Any, calls: Sequence[Call], device: str) -> Iterable[str]:
     for call in calls:
         utilities = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
         if any(m and m.dtype.startswith("float8") for m in call.inputs.values()):
@@ -223,10 +213,10 @@ def _opcheck(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
         torch.library.opcheck(
             operator_of(call.entry), (*_arguments(call, device), *op._state.values), test_utils=utilities
         )
-    yield from ()
+    return ()
 
 
-def _compiled(backend: str) -> Callable[[Any, Sequence[Call], str], Iterator[str]]:
+def _compiled(backend: str) -> Callable[[Any, Sequence[Call], str], Iterable[str]]:
     def check(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
         torch._dynamo.reset()
         compiled = torch.compile(lambda *inputs: op(*inputs), fullgraph=True, backend=backend)
@@ -289,7 +279,7 @@ def _gradient_compiled(op: Any, calls: Sequence[Call], device: str) -> Iterator[
     yield from _gradient(compiled, calls, device)
 
 
-CHECKS: Mapping[str, Callable[[Any, Sequence[Call], str], Iterator[str]]] = {
+CHECKS: Mapping[str, Callable[[Any, Sequence[Call], str], Iterable[str]]] = {
     "value": _value,
     "threads": _threads,
     "refusals": _refusals,
