@@ -57,7 +57,7 @@ class Diagnostics:
 
     @property
     def all(self) -> tuple[Diagnostic, ...]:
-        return tuple(sorted(self._found, key=lambda d: (d.place, d.severity, d.code, d.message)))
+        return tuple(sorted(self._found, key=lambda d: (*attrs.astuple(d.place), d.severity, d.code, d.message)))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

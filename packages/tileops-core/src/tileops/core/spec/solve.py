@@ -35,7 +35,7 @@ from tileops.core.spec.expr import (
 )
 from tileops.core.spec.model import Entry, ParamType, Rule, Signature, TensorDecl
 
-MAX_VARIANTS = 128
+MAX_ASSIGNMENTS, MAX_VARIANTS = 128, 512  # that are looked at when an entry is checked
 FAILURES = (ArithmeticError, LookupError, ValueError, TypeError)  # what an expression raises where it has no value
 
 
@@ -424,11 +424,11 @@ def _assignments(signature: Signature, asked: Sequence[Expr]) -> Iterator[dict[s
     used = sorted(set().union(*map(names, asked)) & signature.params.keys())
     numbers = {n.value for e in asked for n in walk(e) if isinstance(n, Const) and type(n.value) is int}
     samples = [_samples(signature.params[n].type, numbers) for n in used]
-    if math.prod(map(len, samples)) <= MAX_VARIANTS:
+    if math.prod(map(len, samples)) <= MAX_ASSIGNMENTS:
         yield from (dict(zip(used, values, strict=True)) for values in itertools.product(*samples))
         return
     rng = random.Random(0)
-    for i in range(MAX_VARIANTS):  # each value comes up: the first draws walk through all lists at once
+    for i in range(MAX_ASSIGNMENTS):  # each value comes up: the first draws walk through all lists at once
         yield {n: s[i] if i < len(s) else rng.choice(s) for n, s in zip(used, samples, strict=True)}
 
 
@@ -439,21 +439,24 @@ def _variants(signature: Signature) -> Iterator[tuple[dict[str, bool], dict[Expr
     questions = [(t, compile_expr(t)) for t in asked]
     free = [n for n, d in signature.inputs.items() if d.optional]
     corners = {frozenset(), frozenset(free), *(frozenset([n]) for n in free), *(frozenset(free) - {n} for n in free)}
+    whens = [d.when.expr for d in signature.inputs.values() if d.when]
+    candidates = list(itertools.product(_assignments(signature, [*asked, *whens]), sorted(corners, key=sorted)))
+    if len(candidates) > MAX_VARIANTS:
+        candidates = random.Random(0).sample(candidates, MAX_VARIANTS)
     seen = set()
-    for values in _assignments(signature, [*asked, *(d.when.expr for d in signature.inputs.values() if d.when)]):
-        for on in corners:
-            env = {**values, **{f"present({n})": not d.optional or n in on for n, d in signature.inputs.items()}}
-            try:
-                for name, condition in conditions.items():
-                    env[f"present({name})"] = bool(condition(env))
-                outcome = {t: bool(question(env)) for t, question in questions}
-            except FAILURES:  # no call has these values
-                continue
-            present = {n: env[f"present({n})"] for n in signature.inputs}
-            key = (tuple(present.values()), tuple(outcome.values()))
-            if key not in seen:
-                seen.add(key)
-                yield present, outcome
+    for values, on in candidates:
+        env = {**values, **{f"present({n})": not d.optional or n in on for n, d in signature.inputs.items()}}
+        try:
+            for name, condition in conditions.items():
+                env[f"present({name})"] = bool(condition(env))
+            outcome = {t: bool(question(env)) for t, question in questions}
+        except FAILURES:  # no call has these values
+            continue
+        present = {n: env[f"present({n})"] for n in signature.inputs}
+        key = (tuple(present.values()), tuple(outcome.values()))
+        if key not in seen:
+            seen.add(key)
+            yield present, outcome
 
 
 def _misplaced(signature: Signature) -> Iterator[Diagnostic]:
