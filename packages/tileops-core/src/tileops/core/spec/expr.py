@@ -10,7 +10,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from operator import is_
 from typing import Any
 
@@ -274,18 +274,18 @@ def rewrite(node: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
 def _rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
     """The node with its parts changed; itself where none is another."""
-
-    def part(value: Any) -> Any:
-        if isinstance(value, Expr):
-            return change(value)
-        if not isinstance(value, tuple):
-            return value
-        parts = tuple(map(part, value))
-        return value if all(map(is_, parts, value)) else parts
-
     old = {name: getattr(node, name) for name in _FIELDS[type(node)]}
-    new = {name: part(value) for name, value in old.items()}
+    new = {name: _changed(value, change) for name, value in old.items()}
     return node if all(new[name] is old[name] for name in old) else type(node)(**new, at=node.at)
+
+
+def _changed(value: Any, change: Callable[[Expr], Expr]) -> Any:
+    if isinstance(value, Expr):
+        return change(value)
+    if not isinstance(value, tuple):
+        return value
+    parts = tuple(_changed(part, change) for part in value)
+    return value if all(map(is_, parts, value)) else parts
 
 
 def substitute(node: Expr, values: Mapping[str, Expr]) -> Expr:
@@ -392,45 +392,43 @@ class Symbolic(Concrete):
 
 
 def _emit(node: Expr, name: Callable[[str], str], spell: type[_Spelling]) -> str:
-    def go(n: Expr) -> str:
-        match n:
-            case Const(value=value):
-                return spell.const(value)
-            case Name(id=id):
-                return repr(id) if id in BITS and spell is not _Spelling else name(id)
-            case Seq(items=items):
-                return spell.seq([go(i) for i in items])
-            case Star(value=value):
-                return f"*{go(value)}"
-            case Unary(op="not", value=value):
-                return spell.negate(go(value))
-            case Unary(op=op, value=value):
-                return f"({op}{go(value)})"
-            case Binary(op=op, left=left, right=right):
-                return f"({go(left)} {op} {go(right)})"
-            case Compare(left=left, rest=rest):
-                return spell.compare(go(left), [(op, go(x)) for op, x in rest])
-            case Logic(op=op, items=items):
-                return spell.logic(op, [go(i) for i in items])
-            case IfElse(test=test, then=then, other=other):
-                return spell.choose(go(test), go(then), go(other))
-            case Func(name="present", args=(Name(id=id),)) if spell is not _Spelling:
-                return name(f"present({id})")
-            case Func(name=fn, args=args):
-                return spell.func(fn, [go(a) for a in args])
-            case Item(value=value, args=args):
-                return f"{go(value)}[{', '.join(go(a) for a in args)}]"
-            case Comp(body=body, var=var, over=over, test=test):
-                shown = spell.variable(var)
+    go = partial(_emit, name=name, spell=spell)
+    match node:
+        case Const(value=value):
+            return spell.const(value)
+        case Name(id=id):
+            return repr(id) if id in BITS and spell is not _Spelling else name(id)
+        case Seq(items=items):
+            return spell.seq([go(i) for i in items])
+        case Star(value=value):
+            return f"*{go(value)}"
+        case Unary(op="not", value=value):
+            return spell.negate(go(value))
+        case Unary(op=op, value=value):
+            return f"({op}{go(value)})"
+        case Binary(op=op, left=left, right=right):
+            return f"({go(left)} {op} {go(right)})"
+        case Compare(left=left, rest=rest):
+            return spell.compare(go(left), [(op, go(x)) for op, x in rest])
+        case Logic(op=op, items=items):
+            return spell.logic(op, [go(i) for i in items])
+        case IfElse(test=test, then=then, other=other):
+            return spell.choose(go(test), go(then), go(other))
+        case Func(name="present", args=(Name(id=id),)) if spell is not _Spelling:
+            return name(f"present({id})")
+        case Func(name=fn, args=args):
+            return spell.func(fn, [go(a) for a in args])
+        case Item(value=value, args=args):
+            return f"{go(value)}[{', '.join(go(a) for a in args)}]"
+        case Comp(body=body, var=var, over=over, test=test):
+            shown = spell.variable(var)
 
-                def local(id: str) -> str:
-                    return shown if id == var else name(id)
+            def local(id: str) -> str:
+                return shown if id == var else name(id)
 
-                condition = f" if {_emit(test, local, spell)}" if test else ""
-                return f"({_emit(body, local, spell)} for {shown} in {go(over)}{condition})"
-        raise AssertionError(n)
-
-    return go(node)
+            condition = f" if {_emit(test, local, spell)}" if test else ""
+            return f"({_emit(body, local, spell)} for {shown} in {go(over)}{condition})"
+    raise AssertionError(node)
 
 
 def emit(node: Expr, name: Callable[[str], str], spell: type[_Spelling] = Concrete) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -156,46 +156,52 @@ def tests(signature: Signature) -> tuple[Expr, ...]:
 
 def fold(expr: Expr, present: Mapping[str, bool], truth: Mapping[Expr, bool]) -> Expr:
     """Decide what a variant decides: ``present(x)``, known conditions, and the logic above them."""
+    return _Fold(present, truth).go(expr)
 
-    def change(node: Expr) -> Expr | None:
+
+@attrs.frozen
+class _Fold:
+    present: Mapping[str, bool]
+    truth: Mapping[Expr, bool]
+
+    def go(self, node: Expr) -> Expr:
+        return rewrite(node, self.change) if node.conditional else node
+
+    def change(self, node: Expr) -> Expr | None:
         match node:
-            case Func(name="present", args=(Name(id=id),)) if id in present:
-                return Const(present[id])
+            case Func(name="present", args=(Name(id=id),)) if id in self.present:
+                return Const(self.present[id])
             case IfElse(test=test, then=then, other=other):
-                if isinstance(decided := decide(test), Const):
-                    return go(then if decided.value else other)
-            case Unary(op="not", value=value) if isinstance(inner := decide(value), Const):
+                if isinstance(decided := self.decide(test), Const):
+                    return self.go(then if decided.value else other)
+            case Unary(op="not", value=value) if isinstance(inner := self.decide(value), Const):
                 return Const(not inner.value)
             case Logic(op=op, items=items):
-                short = op == "or"
-                open_: list[Expr] = []
-                decided_items = tuple(map(decide, items))
-                if all(map(is_, decided_items, items)):
-                    return node
-                for item in decided_items:
-                    if not isinstance(item, Const):
-                        open_.append(item)
-                    elif bool(item.value) is short:
-                        open_.append(Const(short))
-                        break
-                if not open_:
-                    return Const(not short)
-                return open_[0] if len(open_) == 1 else Logic(op, tuple(open_))
+                decided_items = tuple(map(self.decide, items))
+                return node if all(map(is_, decided_items, items)) else _logic(op, decided_items)
         return None
 
-    def decide(node: Expr) -> Expr:
+    def decide(self, node: Expr) -> Expr:
         """An operand of logic or a test: it may be one of the known conditions, or the reverse of one."""
-        if node in truth:
-            return Const(truth[node])
+        if node in self.truth:
+            return Const(self.truth[node])
         match node:
-            case Compare(left=left, rest=(("!=", right),)) if (same := Compare(left, (("==", right),))) in truth:
-                return Const(not truth[same])
-        return go(node)
+            case Compare(left=left, rest=(("!=", right),)) if (same := Compare(left, (("==", right),))) in self.truth:
+                return Const(not self.truth[same])
+        return self.go(node)
 
-    def go(node: Expr) -> Expr:
-        return rewrite(node, change) if node.conditional else node
 
-    return go(expr)
+def _logic(op: str, items: Iterable[Expr]) -> Expr:
+    """``and`` or ``or`` of items of which some are decided."""
+    short = op == "or"
+    left: list[Expr] = []
+    for item in items:
+        if not isinstance(item, Const):
+            left.append(item)
+        elif bool(item.value) is short:
+            left.append(Const(short))
+            break
+    return Logic(op, tuple(left)) if len(left) > 1 else left[0] if left else Const(not short)
 
 
 def _axes(shape: Expr) -> tuple[Expr, ...]:
@@ -236,6 +242,7 @@ class _Solver:
         self.dtypes = list(inputs)
         self.lets = dict(lets)
         self.open: dict[str, bool] = {}  # ranked tensors; whether the rank of one is a lower bound so far
+        self.spliced = {t.decl.name for t in inputs if any(isinstance(a, Star) for a in t.axes)}
 
     def run(self) -> None:
         for tensor in self.inputs.values():
@@ -270,6 +277,8 @@ class _Solver:
 
     def _position(self, tensor: Folded, index: int) -> Position | None:
         """Where an axis stands: from the front or, behind a splice of unknown length, from the back."""
+        if tensor.decl.name not in self.spliced:
+            return Position(index)
         before, after = tensor.axes[:index], tensor.axes[index + 1 :]
         for axes, from_end in ((before, False), (after, True)):
             splices = tuple(a.value for a in axes if isinstance(a, Star))
@@ -280,6 +289,8 @@ class _Solver:
     def _rank(self, tensor: Folded) -> None:
         """Emit the rank check of a tensor: once at most one of its splices is unknown, and again when none is."""
         name = tensor.decl.name
+        if self.open.get(name) is False:
+            return
         splices = [a.value for a in tensor.axes if isinstance(a, Star)]
         known = tuple(s for s in splices if self._is_known(s))
         is_open = len(splices) > len(known)
@@ -353,15 +364,14 @@ def dtype_options(dtype: Expr) -> tuple[Expr, ...]:
 
 def solve(signature: Signature, present: Mapping[str, bool], truth: Mapping[Expr, bool]) -> Solution:
     """The steps for the variant with these inputs present and these conditions true."""
+    settle = _Fold(present, truth).go
 
     def folded(decl: TensorDecl) -> Folded:
-        when = fold(decl.when.expr, present, truth) if decl.when else Const(True)
-        return Folded(
-            decl, _axes(fold(decl.shape.expr, present, truth)), fold(plain_dtype(decl.dtype.expr), present, truth), when
-        )
+        when = settle(decl.when.expr) if decl.when else Const(True)
+        return Folded(decl, _axes(settle(decl.shape.expr)), settle(plain_dtype(decl.dtype.expr)), when)
 
     inputs = tuple(folded(d) for n, d in signature.inputs.items() if present[n])
-    solver = _Solver(signature, inputs, {n: fold(t.expr, present, truth) for n, t in signature.let.items()})
+    solver = _Solver(signature, inputs, {n: settle(t.expr) for n, t in signature.let.items()})
     solver.run()
     faults: list[tuple[Any, str]] = []
     for tensor, i in solver.pending:
@@ -374,7 +384,7 @@ def solve(signature: Signature, present: Mapping[str, bool], truth: Mapping[Expr
         faults.append((tensor.decl.dtype.place, f"{which} of input {tensor.decl.name} can't be determined"))
     requires = []
     for rule in signature.where:
-        expr = fold(rule.text.expr, present, truth)
+        expr = settle(rule.text.expr)
         if expr != Const(True):
             requires.append(Require(rule, expr))
             faults += _unbound(expr, solver.known, rule.text.place, f"the rule '{rule.text}'")
