@@ -42,7 +42,7 @@ MENDS = {
     "musa": "run it in the vendor's image on a Moore Threads GPU (ci/Dockerfile.musa)",
 }
 SYSTEM = os.environ.get("TILEOPS_ENV") == "system"
-# A host that has the packages on no path: they run from the tree, without metadata, and so without entry points.
+# A host that has the packages on no path: they run from the tree, without metadata.
 BARE = SYSTEM and not any(found.name == "tileops-core" for found in distributions())
 
 
@@ -136,8 +136,7 @@ def bench_device(session: nox.Session, backend: str, family: str) -> None:
 
 
 def pytest(session: nox.Session, python: str, *arguments: str) -> None:
-    plugin = ("-p", "tileops.core.testing.plugin") if BARE else ()
-    run(session, python, "-m", "pytest", *plugin, *arguments, *session.posargs)
+    run(session, python, "-m", "pytest", *arguments, *session.posargs)
 
 
 def run(session: nox.Session, python: str, *arguments: str) -> None:

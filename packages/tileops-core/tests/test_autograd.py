@@ -125,3 +125,33 @@ def test_an_unknown_backward_is_named(tmp_path):
     )
     with pytest.raises(TileOpsError, match="no operator is called 'NoneBwdOp'"):
         make_op("LoneFwdOp", path)()
+
+
+MUTATING = """
+ClearFwdOp:
+  family: test
+  summary: Sets a vector to zero.
+  status: spec-only
+  reference: clear_reference:clear
+  signature:
+    forall: {N: Dim}
+    inputs: {x: {dtype: float32, shape: "[N]", mutated: true}}
+    outputs: {}
+"""
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_op_that_only_mutates_refuses_what_needs_a_gradient(tmp_path, compiled):
+    def reference(x):
+        x.zero_()
+
+    sys.modules["clear_reference"] = SimpleNamespace(clear=reference)
+    path = tmp_path / "clear.yaml"
+    path.write_text(MUTATING)
+    clear = make_op("ClearFwdOp", path)()
+    run = torch.compile(lambda x: clear(x), fullgraph=True, backend="aot_eager") if compiled else clear
+    x = torch.ones(3)
+    assert run(x) is None
+    assert not x.any()
+    with pytest.raises(Exception, match="ClearFwdOp has no gradient"):
+        run(torch.ones(3).requires_grad_() * 2)

@@ -123,6 +123,14 @@ def test_the_completed_older_rows_run(older: type[Op]) -> None:
         torch.testing.assert_close(d, gemm(**tensors, **call.params))
 
 
+def test_shapes_alone_make_a_call(older: type[Op]) -> None:
+    """b and d have the dtype of a, which is said by its name."""
+    call = older(trans_b=False).bind((8, 16), (16, 4), a=torch.bfloat16)
+    assert str(call) == "GemmFwdOp(a=bfloat16[8, 16], b=bfloat16[16, 4])"
+    with pytest.raises(CheckError, match="a: got a shape without dtype, expected a=..., or a tensor"):
+        older().bind((8, 16), (16, 4))
+
+
 def test_the_older_rules_and_dtypes_are_enforced(older: type[Op]) -> None:
     op = older()
     with pytest.raises(CheckError, match=r"rule: \[m, k\]\[-1\] % 8 == 0"):

@@ -126,7 +126,12 @@ def traced(state: State, inputs: Sequence[Tensor | None]) -> Any:
 
 
 def apply(state: State, inputs: Sequence[Tensor | None], through_operator: bool) -> Any:
-    """A call that can be differentiated, or, where the entry declares no ``grad``, whose backward says so."""
+    """A call that can be differentiated, or, where the entry declares no ``grad``, whose backward says so.
+
+    An op that gives nothing back has no backward to say it: it raises here.
+    """
+    if not state.entry.signature.outputs:
+        raise no_gradient(state.entry.name)
     if state.gradient is None:
         return _WithoutGradient.apply(state, through_operator, *inputs)
     return _WithGradient.apply(state, through_operator, *inputs)

@@ -107,7 +107,7 @@ class Op:
             elif given is None or isinstance(given, TensorMeta):
                 metas[name] = given
             else:
-                metas[name] = bare_meta(self.entry, name, given, case)
+                metas[name] = bare_meta(self.entry, name, given, case, self._state.params, metas)
         return self._state.checker.bind(self._state.params, metas, device)
 
     def explain(self, *inputs: Any, **dtypes: Any) -> Explanation:

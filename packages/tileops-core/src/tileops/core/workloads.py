@@ -13,10 +13,10 @@ from tileops.core.roofline import work
 from tileops.core.spec import Diagnostic, Entry, Row, TensorDecl
 from tileops.core.spec.diagnostics import did_you_mean
 from tileops.core.spec.dtypes import BITS
-from tileops.core.spec.expr import Expr, IfElse, Name, compile_expr, names
+from tileops.core.spec.expr import Binary, Expr, IfElse, Name, compile_expr, names
 from tileops.core.spec.model import Predicate
 from tileops.core.spec.predicates import PREDICATES
-from tileops.core.spec.solve import dtype_options, plain_dtype
+from tileops.core.spec.solve import plain_dtype
 
 Case = Mapping[str, str]  # dtypes by index name or, for a dtype of its own, by input name
 
@@ -104,13 +104,15 @@ def _dtype(decl: TensorDecl, env: Mapping[str, Any], metas: Mapping[str, TensorM
     """The dtype a case gives to an input; the first of a union that the case leaves open."""
     if decl.name in case and decl.name not in env:
         return case[decl.name]
-    return _evaluate(dtype_options(plain_dtype(decl.dtype.expr))[0], env, metas)
+    return _evaluate(plain_dtype(decl.dtype.expr), env, metas)
 
 
 def _evaluate(dtype: Expr, env: Mapping[str, Any], metas: Mapping[str, TensorMeta]) -> str:
     match dtype:
         case IfElse(test=test, then=then, other=other):
             return _evaluate(then if compile_expr(test)(env) else other, env, metas)
+        case Binary(op="|", left=first):
+            return _evaluate(first, env, metas)
         case Name(id=id) if id in BITS:
             return id
         case Name(id=id):
@@ -119,12 +121,20 @@ def _evaluate(dtype: Expr, env: Mapping[str, Any], metas: Mapping[str, TensorMet
     return metas[source.id].dtype
 
 
-def bare_meta(entry: Entry, name: str, shape: Sequence[int], case: Case) -> TensorMeta:
-    """A tensor given by its shape alone, its dtype by ``case`` or by the signature where that leaves no choice."""
+def bare_meta(
+    entry: Entry,
+    name: str,
+    shape: Sequence[int],
+    case: Case,
+    params: Mapping[str, Any],
+    metas: Mapping[str, TensorMeta | None],
+) -> TensorMeta:
+    """A tensor given by its shape alone: its dtype by ``case``, or by params and the tensors before it."""
     decl = entry.signature.inputs[name]
     choices = {n: i.choices[0] for n, i in entry.signature.indices.items() if i.kind == "DType" and len(i.choices) == 1}
     try:
-        dtype = _dtype(decl, {**choices, **{n: v for n, v in case.items() if n in entry.signature.indices}}, {}, case)
+        given = {n: v for n, v in case.items() if n in entry.signature.indices}
+        dtype = _dtype(decl, {**params, **choices, **given}, {n: m for n, m in metas.items() if m}, case)
     except KeyError as e:
         raise CheckError(
             entry.name, name, "a shape without dtype", f"{e.args[0]}=..., or a tensor", f"dtype {decl.dtype}"

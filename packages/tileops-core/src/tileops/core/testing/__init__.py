@@ -1,7 +1,7 @@
 """The test kit: cases of an operator, made from its entry alone, and what holds the operator to each of them.
 
-Where no installed package announces its pytest plugin, ``-p tileops.core.testing`` gives it. The names below are
-imported when they are first asked for: a run of pytest that has no use for them imports no torch.
+``-p tileops.core.testing`` makes it a plugin of pytest. The names below are imported when they are first asked for: a
+run of pytest that has no use for them imports no torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
 
 
 def pytest_plugin_registered(manager: Any) -> None:
-    """As a plugin this package stands for ``plugin``, under the name by which its entry point would load it."""
+    """As a plugin this package stands for ``plugin``."""
     if not manager.has_plugin("tileops"):
         from tileops.core.testing import plugin
 
