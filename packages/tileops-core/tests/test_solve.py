@@ -212,17 +212,19 @@ def test_dtypes_of_a_call() -> None:
 
 
 def test_rows_take_the_first_dtype_of_a_choice_that_their_case_leaves_open() -> None:
-    made = entry(
-        {
-            "x": "[M]; dtype: T",
-            "y": "[M]; dtype: 'float16 | T if wide else int8 | float32'",
-            "z": "[M]; dtype: same_as(y)",
-        },
-        'M: Dim, T: "DType[float16 | bfloat16]"',
-        params="{wide: {type: bool, default: false}}",
-        outputs="{}\n workloads:\n  - {M: 1, label: a, dtype_cases: [{T: bfloat16}, {T: float16, y: float32}]}\n"
-        "  - {M: 1, label: b, wide: true, dtype_cases: [{T: bfloat16}, {T: bfloat16, y: bfloat16}]}",
+    inputs = {
+        "x": "[M]; dtype: T",
+        "y": "[M]; dtype: 'float16 | T if wide else int8 | float32'",
+        "z": "[M]; dtype: same_as(y)",
+    }
+    forall = 'M: Dim, T: "DType[float16 | bfloat16]"'
+    rows = (
+        " workloads:\n - {M: 1, label: a, dtype_cases: [{T: bfloat16}, {T: float16, y: float32}]}\n"
+        " - {M: 1, label: b, wide: true, dtype_cases: [{T: bfloat16}, {T: bfloat16, y: bfloat16}]}\n"
     )
+    file = parse_spec(text(inputs, forall, params="{wide: {type: bool, default: false}}") + rows)
+    assert file.errors == ()
+    made = file.entries["OneFwdOp"]
     assert [[m.dtype for m in call.inputs.values() if m] for call in calls(made)] == [
         ["bfloat16", "int8", "int8"],
         ["float16", "float32", "float32"],
