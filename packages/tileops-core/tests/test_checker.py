@@ -570,7 +570,8 @@ def test_what_only_a_run_can_tell_of_symbolic_sizes() -> None:
         " b: {dtype: float16, shape: '[*B]'}}\n"
         "outputs: {y: {dtype: float16, shape: '[M if M > N else 2 * N, ceil_div(M, N), 1 if N > 4 else 2, min(M, N)]'},"
         " z: {dtype: float16, shape: '[*broadcast(A, B)]'}}\n"
-        "where: ['M not in [1, 2, 3]', 'N % 2 == 0 or M > 100', 'M // N >= 0']"
+        "where: ['M not in [1, 2, 3]', 'N % 2 == 0 or M > 100', 'M // N >= 0',"
+        " 'all(n < 9 for n in A if n > M) and sum(n for n in A if n > 3) > 0']"
     )
     y, z = traced(made, {"x": (7, 6), "a": (5, 1, 3), "b": (4, 3)}, meeting=1)
     assert (hints(y), hints(z)) == ([7, 2, 1, 6], [5, 4, 3])

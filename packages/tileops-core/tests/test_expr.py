@@ -400,6 +400,8 @@ FORMS = {
         "({bool} {logic} {bool})",
         "(not {bool})",
         "all(({var} > {number} for {var} in {shape}))",
+        "all(({var} > {number} for {var} in {shape} if {bool}))",
+        "any(({var} > {number} for {var} in {shape} if {var} != {number}))",
     ],
     "shape": ["[{number}]", "[{number}, *{shape}]", "({shape} + {shape})"],
 }

@@ -433,7 +433,20 @@ def _emit(node: Expr, name: Callable[[str], str], spell: type[_Spelling]) -> str
 
 def emit(node: Expr, name: Callable[[str], str], spell: type[_Spelling] = Concrete) -> str:
     """Python source of an expression; ``name`` spells its names, and ``present(x)`` is asked for under that name."""
-    return _emit(node, name, spell)
+    return _emit(rewrite(node, _unfiltered) if spell is Symbolic else node, name, spell)
+
+
+def _unfiltered(node: Expr) -> Expr | None:
+    """A comprehension whose condition is part of its value, since an ``if`` would turn it into a bool."""
+    match node:
+        case Func(name="all" | "any" | "sum" as name, args=(Comp(body=body, test=Expr() as test) as comp,)):
+            value = {
+                "all": Logic("or", (Unary("not", test), body)),
+                "any": Logic("and", (test, body)),
+                "sum": IfElse(test, body, Const(0)),
+            }[name]
+            return Func(name, (rewrite(Comp(value, comp.var, comp.over, None), _unfiltered),))
+    return None
 
 
 @lru_cache(maxsize=4096)
