@@ -177,8 +177,9 @@ def environment(
         session.run(tool, *export)
         session.run(tool, "pip", "sync", "--python", str(python), "--require-hashes", str(requirements))
     else:
+        # Its inductor needs setuptools, which it names for newer Pythons only.
         session.run(tool, *export, "--prune=torch", "--no-hashes")
-        install(session, str(python), "--exact", "--requirements", str(requirements), f"torch=={torch}")
+        install(session, str(python), "--exact", "--requirements", str(requirements), f"torch=={torch}", "setuptools")
     install(session, str(python), *EDITABLE)
     stamp.write_text(" ".join(wanted))
     return str(python)

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import filelock
-import platformdirs
 
 from tileops.core import kernel as contract
 from tileops.core.errors import BackendError, CompileError
@@ -51,6 +49,8 @@ compilations = 0  # of this process; tests count them
 
 def cache_dir() -> Path:
     """Where programs are kept: ``TILEOPS_CACHE_DIR``, else the platform's cache folder."""
+    import platformdirs
+
     return Path(os.environ.get("TILEOPS_CACHE_DIR") or platformdirs.user_cache_dir("tileops")) / "programs"
 
 
@@ -206,6 +206,8 @@ def _quiet(tilelang: Any) -> Any:
 
 def _on_disk(key: str, make: Callable[[Path], None]) -> Path:
     """The library of a key, made by one process while others wait. A damaged entry is made again."""
+    import filelock  # here, since it is slow to import and needed only where a program is made
+
     home = cache_dir()
     place = home / key
     if _intact(place):

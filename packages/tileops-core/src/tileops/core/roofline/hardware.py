@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
-import cattrs
 import yaml
 
 from tileops.core.errors import TileOpsError
@@ -155,13 +154,13 @@ def _number(value: Any, _: Any) -> float:
     return value if isinstance(value, int) else float(value)
 
 
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
-_CONVERTER.register_structure_hook(float, _number)
-
-
 def _parse(text: str, path: str) -> Profile:
+    import cattrs  # here, since every family imports this module and few calls read a profile
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    converter.register_structure_hook(float, _number)
     try:
-        return _CONVERTER.structure(yaml.safe_load(text), Profile)
+        return converter.structure(yaml.safe_load(text), Profile)
     except yaml.YAMLError as e:
         faults = [" ".join(str(e).split())]
     except Exception as e:
@@ -171,9 +170,7 @@ def _parse(text: str, path: str) -> Profile:
 
 
 def _describe(error: BaseException, _: type | None) -> str:
-    match error:
-        case KeyError():
-            return f"{error} is missing"
-        case cattrs.ForbiddenExtraKeysError(extra_fields=extra):
-            return f"unknown key {', '.join(map(repr, sorted(extra)))}"
-    return str(error)
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    extra = getattr(error, "extra_fields", None)  # cattrs.ForbiddenExtraKeysError
+    return f"unknown key {', '.join(map(repr, sorted(extra)))}" if extra else str(error)
