@@ -189,8 +189,9 @@ def test_dtypes_of_a_call() -> None:
             "c": "[M]; dtype: 'float32 if wide else T'",
         },
         'M: Dim, T: "DType[float16 | bfloat16]"',
-        params='{wide: {type: bool, default: false}, out: {type: "float32 | None", default: null}}',
-        outputs='{o: {dtype: "coalesce(out, T)", shape: "[M]"}, p: {dtype: same_as(s), shape: "[M]"},'
+        params='{wide: {type: bool, default: false}, out: {type: "float32 | None", default: null},'
+        ' also: {type: "int8 | None", default: null}}',
+        outputs='{o: {dtype: "coalesce(out, coalesce(also, T))", shape: "[M]"}, p: {dtype: same_as(s), shape: "[M]"},'
         ' q: {dtype: "int8 if T == bfloat16 else T", shape: "[M]"}}',
     )
     good = {"x": "bfloat16", "y": "float32", "z": "int8", "s": "float32", "c": "bfloat16"}
@@ -199,6 +200,7 @@ def test_dtypes_of_a_call() -> None:
     assert [m and m.dtype for m in call.outputs.values()] == ["bfloat16", "float32", "int8"]
     call = bind(made, dtypes(**{**good, "x": "float16", "z": "float16", "c": "float32"}), wide=True, out="float32")
     assert [m and m.dtype for m in call.outputs.values()] == ["float32", "float32", "float16"]
+    assert bind(made, dtypes(**good), also="int8").outputs["o"] == TensorMeta((2,), "int8")
     for bad in (
         {"x": "float32"},
         {"y": "bfloat16"},
@@ -414,7 +416,7 @@ def test_what_asks_first_may_use_it(keys: dict[str, str], inputs: dict[str, str]
 def test_conditions_that_have_no_value_for_some_params_are_no_fault() -> None:
     """They are looked at with many values of the params, and some of these divide by zero or index too far."""
     keys = {"params": '{g: {type: int}, s: {type: "list[int]"}, e: {type: "int | None", default: null}}'}
-    for condition in ("8 // g == 2", "s[2] == 1", "e > 1"):
+    for condition in ("8 // g == 2 or g * 0.5 > 100.5", "s[2] == 1", "e > 1"):
         assert errors({"x": f"[M] if {condition} else [M, 1]"}, "M: Dim", **keys) == []
 
 

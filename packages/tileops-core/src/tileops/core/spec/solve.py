@@ -412,18 +412,19 @@ def plain_dtype(dtype: Expr) -> Expr:
     def change(node: Expr) -> Expr | None:
         match node:
             case Func(name="coalesce", args=(first, second)):
-                return IfElse(Compare(first, (("is", Const(None)),)), second, first)
+                return IfElse(Compare(first, (("is", Const(None)),)), plain_dtype(second), first)
         return None
 
     return rewrite(dtype, change)
 
 
-def _samples(type_: ParamType, numbers: set[int]) -> list[Any]:
+def _samples(type_: ParamType, numbers: set[float]) -> list[Any]:
     """Values that decide the conditions on a param which ask for these numbers, and for None."""
     around = sorted({n + d for n in numbers | {0, 1} for d in (-1, 0, 1)})
+    whole = sorted({math.floor(n) for n in around})
     values: dict[str, list[Any]] = {
-        "bool": [False, True], "int": around, "float": [float(n) for n in around],
-        "list[int]": [(1,) * n for n in around if 0 <= n <= 8],
+        "bool": [False, True], "int": whole, "float": [float(n) for n in around],
+        "list[int]": [(1,) * n for n in whole if 0 <= n <= 8],
         "literal": [*type_.choices], "dtype": [*type_.choices],
     }  # fmt: skip
     return [*values[type_.base], *([None] if type_.optional else [])]
@@ -432,7 +433,8 @@ def _samples(type_: ParamType, numbers: set[int]) -> list[Any]:
 def _assignments(signature: Signature, asked: Sequence[Expr]) -> Iterator[dict[str, Any]]:
     """Values of the params that are asked: all, or where they are too many a drawn part."""
     used = sorted(set().union(*map(names, asked)) & signature.params.keys())
-    numbers = {n.value for e in asked for n in walk(e) if isinstance(n, Const) and type(n.value) is int}
+    constants = (n.value for e in asked for n in walk(e) if isinstance(n, Const))
+    numbers = {value for value in constants if isinstance(value, (int, float)) and not isinstance(value, bool)}
     samples = [_samples(signature.params[n].type, numbers) for n in used]
     if math.prod(map(len, samples)) <= MAX_ASSIGNMENTS:
         yield from (dict(zip(used, values, strict=True)) for values in itertools.product(*samples))
@@ -471,23 +473,25 @@ def _variants(signature: Signature) -> Iterator[tuple[dict[str, bool], dict[Expr
 
 def _misplaced(signature: Signature) -> Iterator[Diagnostic]:
     """Conditions on inputs that ask what only a solved call knows."""
-    settled: list[str] = [n for n, d in signature.inputs.items() if not d.when]
+    settled = {n for n, d in signature.inputs.items() if not d.when}
     for decl in signature.inputs.values():
-        tests_ = [(t, n.test) for t in (decl.shape, decl.dtype) for n in walk(t.expr) if isinstance(n, IfElse)]
-        for text, test in [*tests_, *([(decl.when, decl.when.expr)] if decl.when else [])]:
+        conditions = [(t, n.test) for t in (decl.shape, decl.dtype) for n in walk(t.expr) if isinstance(n, IfElse)]
+        if decl.when:
+            conditions.append((decl.when, decl.when.expr))
+            for other in sorted(_asked(decl.when.expr) - settled):
+                message = f"input {decl.name} is there when '{other}' is, whose own condition comes later"
+                yield Diagnostic(decl.when.place, "error", "S203", message)
+        for text, test in conditions:
             if not names(test) <= signature.params.keys():
                 message = f"a condition of input {decl.name} may ask only params and present()"
                 yield Diagnostic(text.place, "error", "S203", message)
-        asked = (
-            (n.args[0] for n in walk(decl.when.expr) if isinstance(n, Func) and n.name == "present")
-            if decl.when
-            else ()
-        )
-        for other in asked:
-            if decl.when and isinstance(other, Name) and other.id not in settled:
-                message = f"input {decl.name} is there when '{other.id}' is, whose own condition comes later"
-                yield Diagnostic(decl.when.place, "error", "S203", message)
-        settled.append(decl.name)
+        settled.add(decl.name)
+
+
+def _asked(expr: Expr) -> set[str]:
+    """The tensors whose presence an expression asks for."""
+    calls = (n for n in walk(expr) if isinstance(n, Func) and n.name == "present")
+    return {n.args[0].id for n in calls if isinstance(n.args[0], Name)}
 
 
 def check_solvable(entry: Entry) -> Iterator[Diagnostic]:
