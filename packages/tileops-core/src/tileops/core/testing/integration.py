@@ -46,7 +46,8 @@ class TorchCase:
 
 def torch_cases(entry: Entry, device: str = "cpu") -> list[TorchCase]:
     """The checks of an entry: on small calls in which every optional tensor is there and isn't, on its rows' shapes."""
-    return [case for case in _torch_cases(entry) if case.check != "meta" or device == "cpu"]
+    elsewhere = ("graph", "stream") if device == "cpu" else ("meta",)
+    return [case for case in _torch_cases(entry) if case.check not in elsewhere]
 
 
 @lru_cache
@@ -67,6 +68,8 @@ def _made(entry: Entry) -> Iterator[TorchCase]:
     for i, call in enumerate(few):
         yield TorchCase(f"{entry.name}/refusals{i}", "refusals", (call,), tier="full" if i else "smoke")
         yield TorchCase(f"{entry.name}/opcheck{i}", "opcheck", (call,))
+        yield TorchCase(f"{entry.name}/graph{i}", "graph", (call,), tier="full" if i else "smoke")
+        yield TorchCase(f"{entry.name}/stream{i}", "stream", (call,))
         if entry.fullgraph:
             yield TorchCase(f"{entry.name}/aot_eager{i}", "aot_eager", (call,))
     if entry.fullgraph:
@@ -279,6 +282,49 @@ def _gradient_compiled(op: Any, calls: Sequence[Call], device: str) -> Iterator[
     yield from _gradient(compiled, calls, device)
 
 
+def _graph(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    """A captured call, replayed with other inputs, into outputs that were filled with something else."""
+    for call in calls:
+        inputs = make_inputs(call, device)
+        op(*inputs.values())
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = accuracy.collect(call, op(*inputs.values()), inputs)
+        for seed in (1, 2):
+            others = make_inputs(call, device, seed)
+            for x in results.values():
+                if x is not None:
+                    x.view(torch.uint8).fill_(0x7F)
+            for x, other in zip(inputs.values(), others.values(), strict=True):
+                if x is not None and other is not None:
+                    x.copy_(other)
+            graph.replay()
+            torch.cuda.synchronize()
+            expected = accuracy.collect(call, op(*others.values()), others)
+            yield from (f"{p}, in a replay" for p in _unlike(results, expected))
+
+
+def _stream(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
+    """A call on a side stream runs behind what was put there before it, and no call waits for the device."""
+    for call in calls:
+        expected = _results(op, call, device)
+        given = make_inputs(call, device)
+        late = {n: x if x is None else torch.zeros_like(x) for n, x in given.items()}
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)
+            for x, value in zip(late.values(), given.values(), strict=True):
+                if x is not None and value is not None:
+                    x.copy_(value)
+            results = accuracy.collect(call, op(*late.values()), late)
+            if stream.query():
+                yield "the call waited for the device"
+        stream.synchronize()
+        yield from (f"{p}, on a side stream" for p in _unlike(results, expected))
+
+
 CHECKS: Mapping[str, Callable[[Any, Sequence[Call], str], Iterable[str]]] = {
     "value": _value,
     "threads": _threads,
@@ -288,6 +334,8 @@ CHECKS: Mapping[str, Callable[[Any, Sequence[Call], str], Iterable[str]]] = {
     "inductor": _compiled("inductor"),
     "dynamic": _dynamic,
     "meta": _meta,
+    "graph": _graph,
+    "stream": _stream,
     "gradient": _gradient,
     "gradient-compiled": _gradient_compiled,
 }
