@@ -224,9 +224,9 @@ def test_the_families_import_quickly():
         "assert not {'tilelang', 'click', 'rich', 'pytest'} & sys.modules.keys()\n"
         "print(took)"
     )
-    took = [
-        float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout) for _ in range(3)
-    ]
+    took: list[float] = []
+    while len(took) < 6 and min(took, default=1) >= 0.3:  # a busy machine makes single runs look slow
+        took.append(float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout))
     print(f"import tileops.gemm on top of torch: {min(took):.3f} s")
     assert min(took) < 0.3
 
