@@ -26,7 +26,7 @@ from tileops.core.errors import CheckError
 from tileops.core.spec import load, parse_spec
 from tileops.core.spec.expr import compile_expr
 from tileops.core.spec.predicates import PREDICATES
-from tileops.core.spec.solve import CheckAxis, CheckSplice, Require
+from tileops.core.spec.steps import CheckAxis, CheckSplice, Require
 
 SPECS = Path(__file__).parents[3] / "specs"
 

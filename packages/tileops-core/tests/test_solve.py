@@ -11,18 +11,8 @@ from tileops.core.check import Call, Checker, TensorMeta
 from tileops.core.errors import CheckError
 from tileops.core.spec import Diagnostic, Entry, parse_spec
 from tileops.core.spec.expr import Const, Name, parse, unparse
-from tileops.core.spec.solve import (
-    CheckAxis,
-    CheckDType,
-    Derive,
-    Rank,
-    Require,
-    SolveAxis,
-    SolveDType,
-    SolveSplice,
-    fold,
-    solve,
-)
+from tileops.core.spec.solve import fold, solve
+from tileops.core.spec.steps import CheckAxis, CheckDType, Derive, Rank, Require, SolveAxis, SolveDType, SolveSplice
 from tileops.core.workloads import calls
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from tileops.core.check import Call, Checker, TensorMeta
 from tileops.core.spec.expr import Star, compile_expr, names, unparse
-from tileops.core.spec.solve import Solution
+from tileops.core.spec.steps import Solution
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ import torch
 from tileops.core.dtypes import torch_dtype
 from tileops.core.kernel import Form, Scratch, Static
 from tileops.core.spec.expr import FUNCTIONS, Expr, emit, names
-from tileops.core.spec.solve import Require, Solution
+from tileops.core.spec.steps import Require, Solution
 
 ALIGNMENT = 16
 MISS = object()  # what a launch gives for a call that is not of its kind

@@ -15,8 +15,8 @@ from tileops.core.errors import CheckError
 from tileops.core.spec.diagnostics import did_you_mean
 from tileops.core.spec.expr import Expr, Func, Name, Seq, compile_expr, names, unparse, walk
 from tileops.core.spec.model import Entry, Signature, TensorDecl
-from tileops.core.spec.solve import (
-    FAILURES,
+from tileops.core.spec.solve import FAILURES, solve, tests
+from tileops.core.spec.steps import (
     CheckDType,
     Derive,
     Rank,
@@ -26,8 +26,6 @@ from tileops.core.spec.solve import (
     SolveDType,
     SolveSplice,
     Step,
-    solve,
-    tests,
 )
 from tileops.core.spec.values import canonical
 

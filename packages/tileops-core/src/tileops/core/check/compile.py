@@ -13,8 +13,8 @@ from typing import Any
 from tileops.core.errors import CheckError
 from tileops.core.spec.expr import FUNCTIONS, Concrete, Const, Expr, Func, IfElse, Name, Star, Symbolic, emit
 from tileops.core.spec.model import Entry
-from tileops.core.spec.solve import (
-    FAILURES,
+from tileops.core.spec.solve import FAILURES
+from tileops.core.spec.steps import (
     CheckAxis,
     CheckDType,
     CheckSplice,

@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 
 from tileops.core.errors import SpecError
+from tileops.core.spec.determined import check_solvable
 from tileops.core.spec.diagnostics import Diagnostic, Place
 from tileops.core.spec.legacy import is_older, modernise
 from tileops.core.spec.model import Entry
 from tileops.core.spec.read import read_entry
-from tileops.core.spec.solve import check_solvable
 from tileops.core.spec.source import Source
 
 
