@@ -76,10 +76,10 @@ def excluded(config: Config, call: Call, device: Device) -> str | None:
         return "more shared memory than a block can have"
     if config.warpgroups == 3 and config.block_n > 192:
         return "three consumers have 160 registers a thread: no room for accumulators this wide"
-    if config.block_n & (config.block_n - 1) and not ANY_WGMMA_WIDTH:
-        return "this TileLang splits a wgmma whose width is no power of two into narrow ones"
     if config.block_n % 64 and not call["trans_b"]:
         return "a tile of b with its columns side by side is copied in boxes of 64"
+    if config.block_n & (config.block_n - 1) and not ANY_WGMMA_WIDTH:
+        return "this TileLang splits a wgmma whose width is no power of two into narrow ones"
     if config.cluster * config.block_m > max(call["M"], config.block_m):
         return "a cluster taller than d"
     return None
@@ -102,10 +102,7 @@ class GEMMPersistent(Kernel):
     pass_configs = UNGUARDED
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        reason = unaligned_rows(call)
-        if reason is None and call["K"] < CHUNK:
-            reason = "fewer than 8 products an output"
-        return reason
+        return unaligned_rows(call)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         """The fastest by estimate first; with as many stages as fit, up to 8."""

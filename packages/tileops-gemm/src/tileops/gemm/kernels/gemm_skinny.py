@@ -23,6 +23,7 @@ from tileops.gemm.kernels.common import ANY_WGMMA_WIDTH, ARCHS, CHUNK, UNGUARDED
 
 BLOCK_K = 64
 LARGEST_M = 128
+LARGEST_N = 65535 // 4 * 4 * 64  # of whole clusters of the narrowest blocks
 
 
 @attrs.frozen
@@ -88,8 +89,8 @@ class GEMMSkinny(Kernel):
             return f"more than {LARGEST_M} rows"
         if call["trans_a"]:
             return "a is stored [K, M]: its tile of tokens would be cut along rows of M"
-        if call["K"] < CHUNK:
-            return "fewer than 8 products an output"
+        if call["N"] > LARGEST_N:
+            return "more blocks of columns than the grid's second axis takes"
         return unaligned_rows(call)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
@@ -283,4 +284,8 @@ def cycles(config: Config, call: Call, device: Device) -> float:
     waves = -(-ctas // device.sm_count)
     block = (config.block_w + config.block_t / config.share) * BLOCK_K * 2 / 52
     blocks = -(-call["K"] // (BLOCK_K * config.splits))
-    return waves * blocks * block + (1500 + 4 * config.block_t * config.splits if config.splits > 1 else 0) + 0.001 * abs(8 - config.stages)
+    return (
+        waves * blocks * block
+        + (1500 + 4 * config.block_t * config.splits if config.splits > 1 else 0)
+        + 0.001 * abs(8 - config.stages)
+    )
