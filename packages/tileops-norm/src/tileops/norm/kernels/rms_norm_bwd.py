@@ -208,7 +208,10 @@ class RMSNormBwdRows(Kernel):
                                 dw[i * p.vec + v] += T.cast(x_raw[v], "float32") * (T.cast(dy_raw[v], "float32") * r[u])
             if weight is not None:
                 if groups > 1:
+                    # It may lie where the stages do: nothing may still arrive or be read there.
                     sums = T.alloc_shared((p.n,), "float32")
+                    T.ptx_wait_group(0)
+                    T.sync_threads()
                     for g in T.unroll(groups):
                         if group == g:
                             for i in T.unroll(deal.chunks):
