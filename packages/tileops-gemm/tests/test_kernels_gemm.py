@@ -64,6 +64,7 @@ def row_calls() -> Iterator[Call]:
         (SKINNY, call_of(16, 64, 64, trans_a=True), r"a is stored \[K, M\]"),
         (SKINNY, call_of(16, 64, 63), "a's rows are 126 bytes apart"),
         (SKINNY, call_of(16, 2**23, 64), "more blocks of columns"),
+        (SKINNY, call_of(128, 7168, 2048), "no gain from splitting K"),
         (PERSISTENT, call_of(512, 65, 64, trans_b=False), "b's rows are 130 bytes apart"),
         (PERSISTENT, call_of(65, 64, 64, trans_a=True), "a's rows are 130 bytes apart"),
         (PERSISTENT, call_of(512, 64, 64, a=(1, 512)), "the elements of a's rows are 512 apart"),
@@ -81,7 +82,7 @@ def test_a_kernel_says_why_it_does_not_serve(kernel: Kernel, call: Call, reason:
     ("kernel", "call"),
     [
         (VECTOR, call_of(2, 17, 1000)),
-        (SKINNY, call_of(128, 17, 8)),
+        (SKINNY, call_of(96, 17, 8)),
         (SKINNY, call_of(16, 64, 65, trans_b=False, a=(72, 1))),
         (PERSISTENT, call_of(4096, 4097, 7168)),
         (PERSISTENT, call_of(512, 64, 65, a=(72, 1), b=(128, 1))),
@@ -104,10 +105,8 @@ def test_a_kernel_takes(kernel: Kernel, call: Call) -> None:
         (gemm_persistent, (3, 256, 2), call_of(4096, 4096, 4096), "three consumers have 160 registers"),
         (gemm_persistent, (2, 176, 4), call_of(4096, 4096, 4096, trans_b=False), "boxes of 64"),
         (gemm_persistent, (1, 64, 4, 8, 2), call_of(64, 4096, 4096), "a cluster taller than d"),
-        (gemm_skinny, (128, 128, 12, 1), call_of(128, 4096, 4096), "more shared memory"),
+        (gemm_skinny, (128, 128, 8, 1), call_of(128, 4096, 4096), "more shared memory"),
         (gemm_skinny, (64, 16, 8, 8), call_of(16, 4096, 1024), "parts of K shorter"),
-        (gemm_skinny, (64, 16, 8, 4, 2), call_of(16, 4096, 4096), "at most two splits"),
-        (gemm_skinny, (64, 16, 8, 1, 4), call_of(16, 64, 4096), "a cluster wider than d"),
         (gemm_skinny, (64, 16, 8, 2), call_of(16, 64 * 264, 4096), "more splits than it takes"),
         (gemv, (1, 8), call_of(2, 64, 4096), "b read twice"),
         (gemv, (2, 8), call_of(1, 64, 4096), "rows that are not there"),
@@ -151,10 +150,10 @@ def test_every_config_of_every_row_is_legal(monkeypatch: pytest.MonkeyPatch, wid
 
 def test_the_rows_are_served_by_the_kernels_made_for_them() -> None:
     served = {c.id: type(gpu.choose(gpu.bucketed(c), H200).kernel).__name__ for c in row_calls()}
+    vectors = {c.id for c in row_calls() if c["M"] <= 2}
+    skinny = {c.id for c in row_calls() if 2 < c["M"] <= 96 or (c["M"] == 128 and c["N"] == 2112)}
     for name, kernel in served.items():
-        assert name
-        M = int(next(c["M"] for c in row_calls() if c.id == name))
-        assert kernel == ("GEMV" if M <= 2 else "GEMMSkinny" if M <= 128 else "GEMMPersistent"), name
+        assert kernel == ("GEMV" if name in vectors else "GEMMSkinny" if name in skinny else "GEMMPersistent"), name
 
 
 SIZES = (1, 2, 3, 7, 8, 16, 17, 63, 64, 65, 127, 128, 129, 257, 1000, 4097)
@@ -211,6 +210,15 @@ PLACES = {
 PLACED = [(M, *layout) for M in (16, 300) for layout in ((False, True), (True, False))]
 TAILS = ((1, 40, 72), (13, 40, 72), (130, 136, 200), (130, 136, 65))
 WIDE = 320
+SLICES = [(rows, pitch, offset) for rows in (1, 2, 3) for pitch, offset in ((200, 0), (200, 8), (101, 0), (101, 1))]
+MANY = (264, 2048)
+CHOSEN = [
+    (VECTOR, gemv.Config(2, 8), (1, 2, 3, 7)),
+    (SKINNY, gemm_skinny.Config(64, 32, 6, 2), (1, 16, 31, 32, 33, 100)),
+    (PERSISTENT, gemm_persistent.Config(2, 128, 4), (1, 63, 129, 1000, 4096, 20000)),
+    (GENERAL, gemm_general.Config(64, 64, 64, 128), (1, 63, 129, 1000, 4096)),
+]
+SPLIT = gemm_skinny.Config(64, 32, 6, 4)
 
 
 def dtype_of(N: int, K: int, trans_a: bool, trans_b: bool) -> torch.dtype:
@@ -232,6 +240,9 @@ def calls() -> Iterator[Call]:
             yield call_of(M, 72, 136, trans_a, trans_b, a=PLACES[x](*sa)[0], b=PLACES[y](*sb)[0])
     for M, N, K in TAILS:
         yield call_of(M, N, K, a=(WIDE, 1), b=(WIDE, 1))
+    for rows, pitch, _ in SLICES:
+        yield call_of(rows, 40, 72, a=(pitch, 1))
+    yield call_of(4096, *MANY)
 
 
 def placements() -> Iterator[tuple[str, str]]:
@@ -242,11 +253,17 @@ def placements() -> Iterator[tuple[str, str]]:
 def jobs(device: Any = H200) -> dict[str, tuple[Any, ...]]:
     """Programs of ``calls()``: arguments of ``program.compile_only`` by key."""
     found = {}
+
+    def add(kernel: Kernel, config: Any, call: Call) -> None:
+        args = (kernel, static_of(checker_of(call.entry), call), config, device, cuda.target(device))
+        found[program.key_of(*args)] = args
+
     for call in calls():
         choice = gpu.choose(gpu.bucketed(call), device)
-        static = static_of(checker_of(call.entry), call)
-        args = (choice.kernel, static, choice.config, device, cuda.target(device))
-        found[program.key_of(*args)] = args
+        add(choice.kernel, choice.config, gpu.packed(call, choice.copies))
+    for kernel, config, _ in CHOSEN:
+        add(kernel, config, call_of(2, *MANY))
+    add(SKINNY, SPLIT, call_of(24, 256, 4096))
     return found
 
 
@@ -328,14 +345,12 @@ def test_operands_may_lie_anyhow(built: None, M: int, trans_a: bool, trans_b: bo
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_a_single_row_of_a_slice(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "pitch", "offset"), SLICES)
+def test_a_few_rows_of_a_slice(built: None, rows: int, pitch: int, offset: int) -> None:
     """A row's stride says nothing where there is one row."""
-    wide = integers(4, 200, T=torch.bfloat16)
+    a = integers(1000, T=torch.bfloat16).as_strided((rows, 72), (pitch, 1), offset)
     b = integers(40, 72, T=torch.bfloat16, seed=1)
-    for offset, pitch in ((0, 200), (8, 200), (0, 101), (1, 101)):
-        a = wide.as_strided((rows, 72), (pitch, 1), offset)
-        assert torch.equal(GEMMFwdOp()(a, b), product(a, b, False, True).to(torch.bfloat16))
+    assert torch.equal(GEMMFwdOp()(a, b), product(a, b, False, True).to(torch.bfloat16))
 
 
 def sampled() -> list[tuple[Kernel, int, int, int, bool, bool]]:
@@ -362,21 +377,13 @@ def test_every_config_is_right(kernel: Kernel, M: int, N: int, K: int, trans_a: 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    ("kernel", "config", "ms"),
-    [
-        (VECTOR, gemv.Config(2, 8), (1, 2, 3, 7)),
-        (SKINNY, gemm_skinny.Config(64, 32, 6, 2), (1, 16, 31, 32, 33, 100)),
-        (PERSISTENT, gemm_persistent.Config(2, 128, 4), (1, 63, 129, 1000, 4096, 20000)),
-        (GENERAL, gemm_general.Config(64, 64, 64, 128), (1, 63, 129, 1000, 4096)),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "config", "ms"), CHOSEN)
 def test_one_program_serves_any_number_of_rows(
-    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, config: Any, ms: tuple[int, ...]
+    built: None, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, config: Any, ms: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(MODULES[kernel], "excluded", lambda *_: None)
     monkeypatch.setattr(type(kernel), "refuse", lambda *_: None)
-    N, K, T = 264, 2048, torch.bfloat16
+    (N, K), T = MANY, torch.bfloat16
     b = integers(N, K, T=T, seed=1)
     a = integers(max(ms), K, T=T)
     oracle = product(a, b, False, True).to(T)
@@ -388,8 +395,8 @@ def test_one_program_serves_any_number_of_rows(
 
 
 @pytest.mark.cuda
-def test_a_new_length_compiles_nothing() -> None:
-    N, K, T = 264, 1024, torch.bfloat16
+def test_a_new_length_compiles_nothing(built: None) -> None:
+    (N, K), T = MANY, torch.bfloat16
     op, b = GEMMFwdOp(), integers(N, K, T=T, seed=1)
     a = integers(4096, K, T=T)
     oracle = product(a, b, False, True).to(T)
@@ -401,14 +408,13 @@ def test_a_new_length_compiles_nothing() -> None:
 
 
 @pytest.mark.cuda
-def test_split_sums_are_the_same_bits_each_time() -> None:
+def test_split_sums_are_the_same_bits_each_time(built: None) -> None:
     N, K = 256, 4096
     a, b = normal(24, K, T=torch.bfloat16), normal(N, K, T=torch.bfloat16, seed=1)
-    config = gemm_skinny.Config(64, 32, 6, 4)
-    first = run(SKINNY, config, a, b)
+    first = run(SKINNY, SPLIT, a, b)
     assert_close(first, product(a, b, False, True), K * K)
     for _ in range(20):
-        assert torch.equal(run(SKINNY, config, a, b), first)
+        assert torch.equal(run(SKINNY, SPLIT, a, b), first)
 
 
 @pytest.mark.cuda

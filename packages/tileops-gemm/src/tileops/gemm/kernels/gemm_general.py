@@ -18,7 +18,7 @@ from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.program import tensors
 from tileops.gemm.kernels.common import ARCHS, CHUNK, UNGUARDED, pitch, strided_columns
 
-COPY_PAYS = 64  # rows beyond which packing the operands costs less than reading them element by element
+COPY_PAYS = 64  # rows beyond which packing an operand should cost less than reading it by elements; an estimate
 
 
 @attrs.frozen

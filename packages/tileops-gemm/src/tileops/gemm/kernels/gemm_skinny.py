@@ -3,11 +3,10 @@
 b's columns fill the 64 rows of a wgmma and the tokens (rows of a) its width, so that 16 tokens waste nothing. K is
 split over the CTAs of one cluster, as many as make about one CTA an SM; each leaves its partial sums in a float32
 workspace, which stays in L2, and after a cluster barrier each sums its share of the columns over all splits, always in
-the same order: one launch, the same bits every time. Neighbouring blocks of columns may share the tile of tokens by
-multicast.
+the same order: one launch, the same bits every time.
 
-Wins up to about 128 rows, where reading b is most of the time and the tiles of other designs are too few to ask
-for all of the memory's bandwidth.
+Wins up to about 128 rows, where reading b is most of the time and the tiles of other designs are too few to ask for all
+of the memory's bandwidth. Sharing the tile of tokens between clusters by multicast was never the fastest.
 """
 
 from collections.abc import Iterator
@@ -23,21 +22,18 @@ from tileops.gemm.kernels.common import ANY_WGMMA_WIDTH, ARCHS, CHUNK, UNGUARDED
 
 BLOCK_K = 64
 LARGEST_M = 128
-LARGEST_N = 65535 // 4 * 4 * 64  # of whole clusters of the narrowest blocks
+LARGEST_N = 65535 * 64  # of the narrowest blocks
+GPC_SMS = 16  # a cluster stays within so many, where the device was cut down most
 
 
 @attrs.frozen
 class Config:
-    """A CTA makes ``block_w`` columns of d for ``block_t`` rows from one of ``splits`` parts of K.
-
-    The tile of tokens goes to ``share`` CTAs at once.
-    """
+    """A CTA makes ``block_w`` columns of d for ``block_t`` rows from one of ``splits`` parts of K."""
 
     block_w: int
     block_t: int
     stages: int
     splits: int
-    share: int = 1
 
     @property
     def threads(self) -> int:
@@ -50,10 +46,9 @@ class Config:
 
 
 WIDTHS = (64, 128)
-TOKENS = (16, 32, 48, 64, 96, 128)
-STAGES = (12, 8, 6, 4)
+TOKENS = (16, 32, 64, 96, 128)
+STAGES = (8, 6, 5, 4, 12)
 SPLITS = (1, 2, 4, 8)
-SHARES = (1, 2, 4)
 
 
 def excluded(config: Config, call: Call, device: Device) -> str | None:
@@ -64,18 +59,21 @@ def excluded(config: Config, call: Call, device: Device) -> str | None:
         return "this TileLang splits a wgmma whose width is no power of two into narrow ones"
     if config.splits > 1 and -(-call["K"] // BLOCK_K) < 4 * config.splits:
         return "parts of K shorter than the start of a ring"
-    if config.share > 1 and config.splits > 2:
-        return "multicast is written for at most two splits"
-    if config.share > 1 and config.share * config.block_w > call["N"]:
-        return "a cluster wider than d"
-    if config.splits > 1 and (config.splits - 1) * _columns(config, call["N"]) >= 2 * device.sm_count:
+    if config.splits > 1 and (config.splits - 1) * -(-call["N"] // config.block_w) >= 2 * device.sm_count:
         return "more splits than it takes to fill the device twice"
     return None
 
 
-def _columns(config: Config, N: int) -> int:
-    """CTAs along N; whole clusters."""
-    return -(-N // (config.block_w * config.share)) * config.share
+def filling(block_w: int, call: Call, device: Device) -> int:
+    """The most parts of K that give no SM two CTAs."""
+    columns = -(-call["N"] // block_w)
+    return max(s for s in SPLITS if s == 1 or (s * columns <= device.sm_count and call["K"] >= 4 * s * BLOCK_K))
+
+
+def fits(config: Config, call: Call, device: Device) -> bool:
+    """Whether all clusters run at once: 33 clusters of 4 don't on 132 SMs with a CTA each, and take twice as long."""
+    a_gpc = GPC_SMS * (device.shared_bytes // config.shared_bytes) // config.splits
+    return -(-call["N"] // config.block_w) <= device.sm_count // GPC_SMS * a_gpc
 
 
 class GEMMSkinny(Kernel):
@@ -91,66 +89,54 @@ class GEMMSkinny(Kernel):
             return "a is stored [K, M]: its tile of tokens would be cut along rows of M"
         if call["N"] > LARGEST_N:
             return "more blocks of columns than the grid's second axis takes"
+        if call["M"] > 96 and filling(64, call, device) == 1:
+            return "more than 96 rows, and no gain from splitting K: full tiles are faster"
         return unaligned_rows(call)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
-        """The fastest by estimate first; the narrowest tile of tokens that holds all rows."""
+        """As many parts of K as fill the device first, in blocks of 64 columns, the deepest ring that lets all run.
+
+        Four parts read a tile of 128 tokens so often that blocks of 128 columns are faster (128x2112x7168: 6 %).
+        """
         block_t = next(t for t in TOKENS if t >= call["M"] and (ANY_WGMMA_WIDTH or t & (t - 1) == 0))
-        found = [
-            Config(block_w, block_t, stages, splits, share)
-            for block_w in WIDTHS
-            for stages in STAGES
-            for splits in SPLITS
-            for share in SHARES
-        ]
-        legal = (c for c in found if not excluded(c, call, device))
-        yield from sorted(legal, key=lambda c: cycles(c, call, device))
+        wide = block_t == 128 and filling(64, call, device) >= 4
+        found = (Config(w, block_t, stages, s) for w in WIDTHS for stages in STAGES for s in SPLITS)
+
+        def rank(c: Config) -> tuple[bool, ...]:
+            return (c.block_w == 128) != wide, c.splits != filling(c.block_w, call, device), not fits(c, call, device)
+
+        yield from sorted((c for c in found if not excluded(c, call, device)), key=rank)
 
     def workspace(self, call: Call, config: Config) -> list[Scratch]:
         if config.splits == 1:
             return []
         tokens = -(-call["M"] // config.block_t) * config.block_t
-        return [Scratch((config.splits, tokens, _columns(config, call["N"]) * config.block_w), "float32")]
+        columns = -(-call["N"] // config.block_w)
+        return [Scratch((config.splits, tokens, columns * config.block_w), "float32")]
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         t, size = tensors(static)
         A, B, D = t["a"], t["b"], t["d"]
         trans_b, N, K, dtype = static["trans_b"], static["N"], static["K"], static["T"]
         M = size["M"]
-        BW, BT, BK, ST, S, CN = (
-            config.block_w,
-            config.block_t,
-            BLOCK_K,
-            config.stages,
-            config.splits,
-            config.share,
-        )
+        BW, BT, BK, ST, S = config.block_w, config.block_t, BLOCK_K, config.stages, config.splits
         CT = 2 * BW
-        warps = CT // 32
         blocks = -(-K // BK)
-        columns = _columns(config, N)
+        columns = -(-N // BW)
         whole_rows = N % CHUNK == 0
         b_tile = (ST, BW, BK) if trans_b else (ST, BK, BW)
         own = BW // S  # columns that a CTA sums over the splits
         units = BT * own // 4
         rounds = -(-units // CT)
-        to = [sum(1 << (S * c + r) for c in range(CN)) for r in range(S)]  # the CTAs that want part r of the tokens
-        multicast = [{"cluster_mask": mask} if CN > 1 else {} for mask in to]
         P = T.Tensor((S, T.dynamic("tokens"), columns * BW), "float32")
 
         @T.macro
-        def load(a, b, As, Bs, full, s, k, row, column, r):
+        def load(a, b, As, Bs, full, s, k, row, column):
             if trans_b:
                 T.tma_copy(b[column : column + BW, k : k + BK], Bs[s, :, :], barrier=full[s])
             else:
                 T.tma_copy(b[k : k + BK, column : column + BW], Bs[s, :, :], barrier=full[s])
-            if CN > 1 and S == 2:
-                if r == 0:
-                    T.tma_copy(a[row : row + BT, k : k + BK], As[s, :, :], barrier=full[s], annotations=multicast[0])
-                else:
-                    T.tma_copy(a[row : row + BT, k : k + BK], As[s, :, :], barrier=full[s], annotations=multicast[1])
-            else:
-                T.tma_copy(a[row : row + BT, k : k + BK], As[s, :, :], barrier=full[s], annotations=multicast[0])
+            T.tma_copy(a[row : row + BT, k : k + BK], As[s, :, :], barrier=full[s])
 
         @T.macro
         def accumulate(a, b, acc, As, Bs, full, empty, tx, r, row, column):
@@ -162,7 +148,7 @@ class GEMMSkinny(Kernel):
                 for k in T.serial(count):
                     s = k % ST
                     T.mbarrier_wait_parity(empty[s], ((k // ST) & 1) ^ 1)
-                    load(a, b, As, Bs, full, s, (start[0] + k) * BK, row, column, r)
+                    load(a, b, As, Bs, full, s, (start[0] + k) * BK, row, column)
                     if tx == CT:
                         T.mbarrier_arrive(full[s])
             else:
@@ -179,12 +165,8 @@ class GEMMSkinny(Kernel):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.wait_wgmma(0)
-                    if CN > 1:
-                        if tx % 32 < CN:
-                            T.mbarrier_arrive(empty[s], r + S * (tx % 32))
-                    else:
-                        if tx % 32 == 0:
-                            T.mbarrier_arrive(empty[s])
+                    if tx % 32 == 0:
+                        T.mbarrier_arrive(empty[s])
                 T.warpgroup_fence_operand(acc, num_regs=BW * BT // CT)
 
         @T.macro
@@ -237,7 +219,7 @@ class GEMMSkinny(Kernel):
             Ds = T.alloc_shared((BT, BW) if S == 1 else (1, 8), dtype)
             acc = T.alloc_fragment((BW, BT), "float32")
             full = T.alloc_barrier([1] * ST)
-            empty = T.alloc_cluster_barrier([warps * CN] * ST) if CN > 1 else T.alloc_barrier([warps] * ST)
+            empty = T.alloc_barrier([CT // 32] * ST)
             tx = T.get_thread_binding()
             row = bm * BT
             column = bn * BW
@@ -249,24 +231,17 @@ class GEMMSkinny(Kernel):
                 if tx < CT:
                     for i, j in T.Parallel(BW, BT):
                         p[r, row + j, column + i] = acc[i, j]
-            if S * CN > 1:
                 T.cluster_sync()
-            if S > 1 and tx < CT:
-                reduce(d, p, tx, row, column + r * own)
+                if tx < CT:
+                    reduce(d, p, tx, row, column + r * own)
 
         grid = (S, columns, T.ceildiv(M, BT))
         if S > 1:
 
             @T.prim_func
             def main(a: A, b: B, d: D, p: P):
-                with T.ClusterKernel(*grid, threads=config.threads, cluster_dims=(S, CN, 1)) as (r, bn, bm):
+                with T.ClusterKernel(*grid, threads=config.threads, cluster_dims=(S, 1, 1)) as (r, bn, bm):
                     body(a, b, d, p, r, bn, bm)
-        elif CN > 1:
-
-            @T.prim_func
-            def main(a: A, b: B, d: D):
-                with T.ClusterKernel(*grid, threads=config.threads, cluster_dims=(1, CN, 1)) as (r, bn, bm):
-                    body(a, b, d, d, r, bn, bm)
         else:
 
             @T.prim_func
@@ -275,17 +250,3 @@ class GEMMSkinny(Kernel):
                     body(a, b, d, d, r, bn, bm)
 
         return main
-
-
-def cycles(config: Config, call: Call, device: Device) -> float:
-    """An estimate"""
-    columns = _columns(config, call["N"])
-    ctas = columns * config.splits
-    waves = -(-ctas // device.sm_count)
-    block = (config.block_w + config.block_t / config.share) * BLOCK_K * 2 / 52
-    blocks = -(-call["K"] // (BLOCK_K * config.splits))
-    return (
-        waves * blocks * block
-        + (1500 + 4 * config.block_t * config.splits if config.splits > 1 else 0)
-        + 0.001 * abs(8 - config.stages)
-    )
