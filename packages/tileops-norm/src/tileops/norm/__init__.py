@@ -1,5 +1,6 @@
 """Normalization operators."""
 
 from tileops.norm.ops.rms_norm import RMSNormFwdOp
+from tileops.norm.ops.rms_norm_bwd import RMSNormBwdOp
 
-__all__ = ["RMSNormFwdOp"]
+__all__ = ["RMSNormBwdOp", "RMSNormFwdOp"]

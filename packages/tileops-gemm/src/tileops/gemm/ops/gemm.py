@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from attrs import define
 from torch import Tensor
 
@@ -27,6 +30,17 @@ class GEMMFwdOp(Op):
 
     trans_a: bool = False
     trans_b: bool = True
+    kernels = (
+        "gemv:GEMV",
+        "gemm_skinny:GEMMSkinny",
+        "gemm_persistent:GEMMPersistent",
+        "gemm_general:GEMMGeneral",
+    )
+    # Up to 128 rows the widths of a tile of tokens; then steps in which the count of waves of tiles changes little.
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "M": (1, 2, 16, 32, 64, 96, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2304, 2560, 3072, 3584, 4096)
+    }
+    pitches = ("M", "K")
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         return self.run(a, b)

@@ -1,0 +1,1 @@
+"""The family's kernels, imported when a GPU first plans a call."""

@@ -1,0 +1,415 @@
+"""RMSNorm backward: dx a row at a time, dweight summed over rows in two steps whose order is fixed."""
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import tilelang.language as T
+
+from tileops.core.check import Call
+from tileops.core.kernel import Device, Kernel, Scratch, Static
+from tileops.core.program import tensors
+from tileops.norm.kernels.rms_norm import row_of
+from tileops.norm.kernels.rows import (
+    ACCUMULATORS,
+    ARCHS,
+    COLUMN_WARPS,
+    PASSES,
+    WARP,
+    Deal,
+    Place,
+    clear,
+    count,
+    flat,
+    launch,
+    load,
+    narrow_lanes,
+    refuse_rows,
+    stage,
+    sum_block,
+    sum_cluster,
+    sum_columns,
+    sum_lanes,
+    vector,
+)
+
+STAGES = 2  # rows of a worker in shared memory: the one that is worked on, and the next on its way
+
+
+@attrs.frozen
+class Config:
+    """``lanes`` threads of a block of ``threads`` take ``chunks`` vectors each of a row, and ``unroll`` rows at once.
+
+    ``workers`` blocks, or clusters of ``cluster`` blocks that share a row, walk all rows; ``resident`` blocks share a
+    multiprocessor.
+    """
+
+    threads: int
+    lanes: int
+    chunks: int
+    workers: int
+    unroll: int = 1
+    cluster: int = 1
+    resident: int = 1
+
+
+def deal_row(n: int, dtype: str, device: Device) -> Config | None:
+    """How rows of a length are dealt; None for rows that no cluster can take. The number of rows has no say."""
+    vec = vector(n, dtype)
+    vectors = n // vec
+    if vectors <= 4 * WARP:
+        lanes = narrow_lanes(vectors)
+        chunks = -(-vectors // lanes)
+        return Config(8 * WARP, lanes, chunks, 2 * device.sm_count, resident=2)
+    for cluster in (1, 2, 4, 8):
+        lanes = -(-vectors // (cluster * 4 * WARP)) * WARP
+        if lanes <= 512:
+            resident = 512 // lanes if cluster == 1 else 1
+            sms = device.sm_count if cluster == 1 else device.sm_count // 8 * 8 // cluster
+            return Config(lanes, lanes, -(-vectors // (cluster * lanes)), sms * resident, 1, cluster, resident)
+    return None
+
+
+class RMSNormBwdRows(Kernel):
+    """Two reads and one write of each element: wins wherever a row fits a block, or a cluster of up to 8.
+
+    As many blocks as fit the device walk the rows. The next row comes into shared memory by asynchronous copies while
+    the present one is worked on; a thread reads only what it copied itself, so that the sum of a row is the only
+    barrier. Each thread sums its columns of dweight in registers and writes them once, at the end; a second launch adds
+    these up in a fixed order, so that dweight is the same bits each time on the same kind of device.
+    """
+
+    archs = ARCHS
+    pass_configs = PASSES
+
+    def refuse(self, call: Call, device: Device) -> str | None:
+        if deal_row(*row_of(call), device) is None:
+            return "a row of {} {} fits in no cluster's shared memory".format(*row_of(call))
+        return refuse_rows(call, len(call.params["normalized_shape"]))
+
+    def configs(self, call: Call, device: Device) -> Iterator[Config]:
+        config = deal_row(*row_of(call), device)
+        if config is not None:
+            yield config
+
+    def workspace(self, call: Call, config: Config) -> list[Scratch]:
+        n, _ = row_of(call)
+        return [] if call.inputs["weight"] is None else [Scratch((config.workers, n), "float32")]
+
+    def program(self, static: Static, config: Config, device: Device) -> Any:
+        t, sizes = tensors(static)
+        t = SimpleNamespace(**t)
+        p = Problem.of(static)
+        deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
+        rows = count(p.leading, sizes)
+        unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
+        groups = config.threads // config.lanes  # rows of a block that are worked on side by side
+        workers = T.min(config.workers, T.ceildiv(rows, groups * unroll))
+        slot = config.threads * p.vec  # elements of a vector a thread
+        depth = unroll * deal.chunks * slot  # of a stage
+
+        @T.macro
+        def fetch(step, worker, tx, rank, row, start, r, x, dy, rstd, x_staged, dy_staged):
+            """Start the thread's part of a step's rows on its way."""
+            for u in T.unroll(unroll):
+                row[0] = ((step * config.workers + worker) * unroll + u) * groups + tx // config.lanes
+                r[u] = 0.0
+                if row[0] < rows:
+                    r[u] = flat(rstd, "float32")[T.cast(row[0], "int64")]
+                at = step % STAGES * depth + u * deal.chunks * slot + tx * p.vec
+                lane, there = tx % config.lanes, row[0] < rows
+                start[0] = p.place.start(row[0], sizes)
+                stage(x_staged, at, slot, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank, there)
+                start[0] = p.dy_place.start(row[0], sizes)
+                stage(dy_staged, at, slot, flat(dy, p.dtype), start[0], p.dy_place.unit, deal, lane, rank, there)
+            T.ptx_commit_group()
+
+        @T.macro
+        def unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw):
+            for v in T.vectorized(p.vec):
+                x_raw[v] = x_staged[step % STAGES * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
+            for v in T.vectorized(p.vec):
+                dy_raw[v] = dy_staged[step % STAGES * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
+
+        @T.macro
+        def backward(block, dy, x, weight, rstd, dx, partial):
+            T.annotate_min_blocks_per_sm(config.resident)
+            tx = T.get_thread_binding()
+            lane = tx % config.lanes
+            group = tx // config.lanes
+            rank = block % cluster
+            worker = block // cluster
+            x_staged = T.alloc_shared((STAGES * depth,), p.dtype)
+            dy_staged = T.alloc_shared((STAGES * depth,), p.dtype)
+            row = T.alloc_local((1,), "int32")
+            start = T.alloc_local((1,), "int64")
+            r = T.alloc_local((unroll,), "float32")
+            r_next = T.alloc_local((unroll,), "float32")
+            x_raw = T.alloc_local((p.vec,), p.dtype)
+            dy_raw = T.alloc_local((p.vec,), p.dtype)
+            out = T.alloc_local((p.vec,), p.dtype)
+            scale = T.alloc_local((held,), p.scale_dtype)
+            dw = T.alloc_local((held,), "float32")
+            acc = T.alloc_local((ACCUMULATORS,), "float32")
+            total = T.alloc_local((unroll,), "float32")
+            if cluster > 1:
+                part = T.alloc_shared((2, warps), "float32")
+                parts = T.alloc_shared((2, cluster, warps), "float32")
+                T.cluster_sync()
+            elif config.lanes > WARP:
+                part = T.alloc_shared((2 * warps,), "float32")
+            if weight is not None:
+                clear(scale, held)
+                clear(dw, held)
+                load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, lane, rank)
+            fetch(0, worker, tx, rank, row, start, r_next, x, dy, rstd, x_staged, dy_staged)
+            for step in T.serial(T.ceildiv(rows, config.workers * groups * unroll)):
+                # The compiler knows of no copy and no wait: this keeps its own reads on their side of them.
+                T.sync_warp()
+                for u in T.unroll(unroll):
+                    r[u] = r_next[u]
+                fetch(step + 1, worker, tx, rank, row, start, r_next, x, dy, rstd, x_staged, dy_staged)
+                T.ptx_wait_group(1)
+                T.sync_warp()
+                for u in T.unroll(unroll):
+                    clear(acc, ACCUMULATORS)
+                    for i in T.unroll(deal.chunks):
+                        unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
+                        for v in T.unroll(p.vec):
+                            acc[(i * p.vec + v) % ACCUMULATORS] += T.cast(x_raw[v], "float32") * p.scaled(
+                                dy_raw[v], scale[i * p.vec + v]
+                            )
+                    total[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+                if cluster > 1:
+                    sum_cluster(total, part, parts, step % 2, tx, warps, rank, cluster)
+                elif config.lanes > WARP:
+                    sum_block(total, part, step % 2 * warps, tx, warps)
+                else:
+                    sum_lanes(total, unroll, config.lanes)
+                for u in T.unroll(unroll):
+                    row[0] = ((step * config.workers + worker) * unroll + u) * groups + group
+                    total[u] = total[u] * r[u] / T.float32(p.n) * r[u] * r[u]  # of numbers of any size, none overflows
+                    for i in T.unroll(deal.chunks):
+                        unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
+                        for v in T.vectorized(p.vec):
+                            out[v] = T.cast(
+                                p.scaled(dy_raw[v], scale[i * p.vec + v]) * r[u]
+                                - T.cast(x_raw[v], "float32") * total[u],
+                                p.dtype,
+                            )
+                        chunk = deal.chunk(i, lane, rank)
+                        if T.And(row[0] < rows, deal.has(chunk)):
+                            for v in T.vectorized(p.vec):
+                                flat(dx, p.dtype)[(T.cast(row[0], "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+                        if weight is not None:
+                            for v in T.unroll(p.vec):
+                                dw[i * p.vec + v] += T.cast(x_raw[v], "float32") * (T.cast(dy_raw[v], "float32") * r[u])
+            if weight is not None:
+                if groups > 1:
+                    # It may lie where the stages do: nothing may still arrive or be read there.
+                    sums = T.alloc_shared((p.n,), "float32")
+                    T.ptx_wait_group(0)
+                    T.sync_threads()
+                    for g in T.unroll(groups):
+                        if group == g:
+                            for i in T.unroll(deal.chunks):
+                                chunk = deal.chunk(i, lane, 0)
+                                if deal.has(chunk):
+                                    for v in T.unroll(p.vec):
+                                        if g > 0:
+                                            dw[i * p.vec + v] += sums[chunk * p.vec + v]
+                                        sums[chunk * p.vec + v] = dw[i * p.vec + v]
+                        T.sync_threads()
+                if group == groups - 1:
+                    for i in T.unroll(deal.chunks):
+                        chunk = deal.chunk(i, lane, rank)
+                        if deal.has(chunk):
+                            for v in T.vectorized(p.vec):
+                                flat(partial, "float32")[
+                                    (T.cast(worker, "int64") * deal.vectors + chunk) * p.vec + v
+                                ] = dw[i * p.vec + v]
+
+        if not p.weighted:
+            return without_weight(t, backward, workers, config.threads, cluster)
+        partial_form = T.Tensor((config.workers, p.n), "float32")
+
+        @T.prim_func
+        def main(dy: t.dy, x: t.x, weight: t.weight, rstd: t.rstd, dx: t.dx, dweight: t.dweight, partial: partial_form):
+            with launch(workers, config.threads, cluster) as block:
+                backward(block, dy, x, weight, rstd, dx, partial)
+            with T.Kernel(T.ceildiv(p.n, WARP), threads=COLUMN_WARPS * WARP) as block:
+                sum_columns(block, dweight, partial, p.n, p.scale_dtype, workers)
+
+        return main
+
+
+@attrs.frozen
+class StreamConfig:
+    """A block of ``threads`` takes ``chunks`` vectors a thread of a row at once; then its warps share rows of a strip."""
+
+    threads: int = 512
+    chunks: int = 2
+
+
+class RMSNormBwdStream(Kernel):
+    """A block walks its row twice, for the sum and for dx; a second launch walks strips of columns for dweight.
+
+    Three reads and one write of each element: the last resort, for rows of any length.
+    """
+
+    archs = ARCHS
+    pass_configs = PASSES
+
+    def refuse(self, call: Call, device: Device) -> str | None:
+        return refuse_rows(call, len(call.params["normalized_shape"]))
+
+    def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
+        yield StreamConfig()
+
+    def program(self, static: Static, config: StreamConfig, device: Device) -> Any:
+        t, sizes = tensors(static)
+        t = SimpleNamespace(**t)
+        p = Problem.of(static)
+        rows = count(p.leading, sizes)
+        threads, held, warps = config.threads, config.chunks * p.vec, config.threads // WARP
+        deal = Deal(p.n, p.vec, threads, config.chunks, -(-p.n // (threads * held)))
+        strip = Deal(p.n, p.vec, WARP, 1, -(-p.n // (WARP * p.vec)))
+
+        @T.macro
+        def load_both(x_raw, dy_raw, x, dy, row, deal, lane, part):
+            clear(x_raw, deal.held)
+            clear(dy_raw, deal.held)
+            load(x_raw, 0, flat(x, p.dtype), p.place.start(row, sizes), p.place.unit, deal, lane, part)
+            load(dy_raw, 0, flat(dy, p.dtype), p.dy_place.start(row, sizes), p.dy_place.unit, deal, lane, part)
+
+        @T.macro
+        def backward(block, dy, x, weight, rstd, dx, _):
+            tx = T.get_thread_binding()
+            r = T.alloc_local((1,), "float32")
+            x_raw = T.alloc_local((held,), p.dtype)
+            dy_raw = T.alloc_local((held,), p.dtype)
+            out = T.alloc_local((p.vec,), p.dtype)
+            scale = T.alloc_local((held,), p.scale_dtype)
+            acc = T.alloc_local((ACCUMULATORS,), "float32")
+            total = T.alloc_local((1,), "float32")
+            part = T.alloc_shared((warps,), "float32")
+            r[0] = flat(rstd, "float32")[T.cast(block, "int64")]
+            clear(acc, ACCUMULATORS)
+            clear(scale, held)
+            for step in T.serial(deal.parts):
+                load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)
+                if weight is not None:
+                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, tx, step)
+                for i in T.unroll(held):
+                    acc[i % ACCUMULATORS] += T.cast(x_raw[i], "float32") * p.scaled(dy_raw[i], scale[i])
+            total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+            sum_block(total, part, 0, tx, warps)
+            total[0] = total[0] * r[0] / T.float32(p.n) * r[0] * r[0]
+            for step in T.serial(deal.parts):
+                load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)
+                if weight is not None:
+                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, tx, step)
+                for i in T.unroll(config.chunks):
+                    chunk = deal.chunk(i, tx, step)
+                    if deal.has(chunk):
+                        for v in T.vectorized(p.vec):
+                            out[v] = T.cast(
+                                p.scaled(dy_raw[i * p.vec + v], scale[i * p.vec + v]) * r[0]
+                                - T.cast(x_raw[i * p.vec + v], "float32") * total[0],
+                                p.dtype,
+                            )
+                        for v in T.vectorized(p.vec):
+                            flat(dx, p.dtype)[(T.cast(block, "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+
+        @T.macro
+        def weigh(block, dy, x, rstd, dweight):
+            tx = T.get_thread_binding()
+            row = T.alloc_local((1,), "int32")
+            r = T.alloc_local((1,), "float32")
+            x_raw = T.alloc_local((p.vec,), p.dtype)
+            dy_raw = T.alloc_local((p.vec,), p.dtype)
+            dw = T.alloc_local((p.vec,), "float32")
+            part = T.alloc_shared((warps, WARP * p.vec), "float32")
+            clear(dw, p.vec)
+            for step in T.serial(T.ceildiv(rows, warps)):
+                row[0] = step * warps + tx // WARP
+                if row[0] < rows:
+                    r[0] = flat(rstd, "float32")[T.cast(row[0], "int64")]
+                    load_both(x_raw, dy_raw, x, dy, row[0], strip, tx % WARP, block)
+                    for v in T.unroll(p.vec):
+                        dw[v] += T.cast(x_raw[v], "float32") * (T.cast(dy_raw[v], "float32") * r[0])
+            for v in T.unroll(p.vec):
+                part[tx // WARP, tx % WARP * p.vec + v] = dw[v]
+            T.sync_threads()
+            column = block * (WARP * p.vec) + tx
+            if T.And(tx < WARP * p.vec, column < p.n):
+                r[0] = 0.0
+                for i in T.unroll(warps):
+                    r[0] += part[i, tx]
+                flat(dweight, p.scale_dtype)[column] = T.cast(r[0], p.scale_dtype)
+
+        if not p.weighted:
+            return without_weight(t, backward, rows, threads, 1)
+
+        @T.prim_func
+        def main(dy: t.dy, x: t.x, weight: t.weight, rstd: t.rstd, dx: t.dx, dweight: t.dweight):
+            with T.Kernel(rows, threads=threads) as block:
+                backward(block, dy, x, weight, rstd, dx, None)
+            with T.Kernel(strip.parts, threads=threads) as block:
+                weigh(block, dy, x, rstd, dweight)
+
+        return main
+
+
+@attrs.frozen
+class Problem:
+    """What the programs take from a call."""
+
+    n: int
+    vec: int
+    leading: tuple[int | str, ...]
+    place: Place
+    dy_place: Place
+    dtype: str
+    weighted: bool
+    scale_dtype: str  # the weight's
+    offset: float
+
+    @classmethod
+    def of(cls, static: Static) -> "Problem":
+        x, dy, weight = static.tensor("x"), static.tensor("dy"), static.tensor("weight")
+        assert x is not None
+        assert dy is not None
+        axes = len(static["normalized_shape"])
+        n = math.prod(static["normalized_shape"])
+        vec = vector(n, x.dtype)
+        return cls(
+            n,
+            vec,
+            x.shape[: len(x.shape) - axes],
+            Place.of(x, axes, vec),
+            Place.of(dy, axes, vec),
+            x.dtype,
+            weight is not None,
+            x.dtype if weight is None else weight.dtype,
+            static["weight_offset"],
+        )
+
+    def scaled(self, dy: Any, weight: Any) -> Any:
+        """The gradient by an element of x * rstd."""
+        dy = T.cast(dy, "float32")
+        if not self.weighted:
+            return dy
+        w = T.cast(weight, "float32")
+        return dy * (w + T.float32(self.offset) if self.offset else w)
+
+
+def without_weight(t: Any, backward: Any, blocks: Any, threads: int, cluster: int) -> Any:
+    @T.prim_func
+    def main(dy: t.dy, x: t.x, rstd: t.rstd, dx: t.dx):
+        with launch(blocks, threads, cluster) as block:
+            backward(block, dy, x, None, rstd, dx, None)
+
+    return main

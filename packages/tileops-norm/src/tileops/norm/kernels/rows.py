@@ -1,0 +1,269 @@
+"""What kernels over rows share: how a row is dealt to threads, where it lies, and sums over it.
+
+A row of n elements is cut into vectors of 16 bytes (of fewer where n is no multiple), and a thread takes every so many
+of them. Which thread takes what, and so the order of a row's sum, depends on n and the dtype only: neither the number
+of rows nor their pitch reaches it. A pitch that is no multiple of 16 bytes only makes the accesses narrower.
+
+Rows are found by one number, whatever the rank: leading axes that are packed against each other count as one, and the
+others are split off by a division a row. Offsets are of 64 bits.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+import tilelang
+import tilelang.language as T
+
+from tileops.core.check import Call, TensorMeta
+from tileops.core.kernel import Form
+from tileops.core.spec.dtypes import itemsize
+
+ARCHS: Mapping[str, tuple[str, ...]] = {"cuda": ("sm90",)}
+# Every access is guarded by hand, and every barrier is written out: the automatic ones put a test around each store and
+# one more barrier behind each of ours.
+PASSES: Mapping[str, Any] = {"TL_DISABLE_SAFE_MEMORY_ACCESS": True, "TL_DISABLE_THREAD_STORAGE_SYNC": True}
+WARP = 32
+MAX_CLUSTER = 8  # blocks; more are not portable
+ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
+COLUMN_WARPS = 16  # that share the rows of 32 columns
+_ANY_LENGTH = 1 << 40  # of a flat view: it has no bounds of its own
+_NO_AXES = tuple(int(n) for n in tilelang.__version__.split(".")[:3] if n.isdigit()) < (0, 1, 15)
+
+
+@attrs.frozen
+class Deal:
+    """A row of ``n`` elements in vectors of ``vec``: ``chunks`` to each of ``lanes`` threads, in each of ``parts``.
+
+    A part is a block of a cluster, or a step of a loop.
+    """
+
+    n: int
+    vec: int
+    lanes: int
+    chunks: int
+    parts: int = 1
+
+    @property
+    def held(self) -> int:
+        """Elements that a thread holds of a part."""
+        return self.chunks * self.vec
+
+    @property
+    def vectors(self) -> int:
+        return self.n // self.vec
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some threads hold fewer than others."""
+        return self.parts * self.lanes * self.held > self.n
+
+    def chunk(self, i: Any, lane: Any, part: Any) -> Any:
+        """The number, in the row, of a thread's i-th vector."""
+        return (part * self.chunks + i) * self.lanes + lane
+
+    def has(self, chunk: Any) -> Any:
+        """Whether the row has that vector; plain True where it always does."""
+        return chunk < self.vectors if self.ragged else True
+
+
+def vector(n: int, dtype: str) -> int:
+    """Elements that a thread takes at once: 16 bytes, or what divides a row."""
+    return math.gcd(n, 16 // itemsize(dtype))
+
+
+def narrow_lanes(vectors: int) -> int:
+    """Lanes of a warp for a short row: a power of two, so that neighbours add up."""
+    return min(WARP, 1 << (vectors - 1).bit_length())
+
+
+@attrs.frozen
+class Place:
+    """Where the rows of a tensor lie: leading axes in groups, the innermost first, each with its stride in elements.
+
+    Any row's start is a multiple of ``unit`` elements, which a thread can therefore access at once.
+    """
+
+    groups: tuple[tuple[tuple[int | str, ...], int], ...]
+    unit: int
+
+    @classmethod
+    def of(cls, form: Form, axes: int, vec: int) -> "Place":
+        """The place of rows that are the last ``axes`` axes of a tensor, side by side."""
+        leading = len(form.shape) - axes
+        n = math.prod(axis for axis in form.shape[leading:] if isinstance(axis, int))
+        groups: list[tuple[tuple[int | str, ...], int]] = []
+        for axis, stride in zip(reversed(form.shape[:leading]), reversed(form.strides[:leading]), strict=True):
+            if stride is not None or not groups:
+                groups.append(((axis,), n if stride is None else stride))
+            else:
+                groups[-1] = (*groups[-1][0], axis), groups[-1][1]
+        return cls(tuple(groups), math.gcd(vec, *(stride for _, stride in groups)))
+
+    def start(self, row: Any, sizes: Mapping[str, Any]) -> Any:
+        """The offset of a row, in units: an access is wide only if its index is seen to be a multiple."""
+        start: Any = T.int64(0)
+        for axes, stride in self.groups[:-1]:
+            rest = T.truncdiv(row, count(axes, sizes))
+            start = start + T.cast(row - rest * count(axes, sizes), "int64") * (stride // self.unit)
+            row = rest
+        for _, stride in self.groups[-1:]:
+            start = start + T.cast(row, "int64") * (stride // self.unit)
+        return start
+
+
+def count(axes: Iterable[int | str], sizes: Mapping[str, Any]) -> Any:
+    """The product of axes, some of them symbolic."""
+    product: Any = 1
+    for axis in axes:
+        product = product * (axis if isinstance(axis, int) else sizes[axis])
+    return product
+
+
+def refuse_rows(call: Call, axes: int, rows: Iterable[str] = ("rstd",)) -> str | None:
+    """Why kernels over rows of the last ``axes`` axes can't take a call, or None; ``rows`` have one number a row."""
+    for name, meta in {**call.inputs, **call.outputs}.items():
+        if meta is None:
+            continue
+        if name in rows:
+            if not meta.shape and _NO_AXES:
+                return f"{name} has no axes, which TileLang before 0.1.15 can't take"
+            if strided(meta, len(meta.shape)):
+                return f"{name} is not contiguous"
+        elif strided(meta, axes):
+            return f"the elements of {name}'s rows do not lie side by side"
+    return None
+
+
+def strided(meta: TensorMeta, axes: int) -> bool:
+    """Whether the elements of the last ``axes`` axes do not lie side by side."""
+    step = 1
+    for n, stride in zip(reversed(meta.shape), reversed(meta.strides), strict=True):
+        if axes == 0:
+            break
+        if n > 1 and stride != step:
+            return True
+        step, axes = step * n, axes - 1
+    return False
+
+
+def flat(tensor: Any, dtype: str) -> Any:
+    """A tensor as one axis without end, for offsets of our own."""
+    return T.Tensor((T.int64(_ANY_LENGTH),), dtype, tensor.data)
+
+
+def launch(blocks: Any, threads: int, cluster: int) -> Any:
+    """A launch of so many blocks, or clusters of blocks."""
+    if cluster > 1:
+        return T.ClusterKernel(blocks * cluster, threads=threads, cluster_dims=(cluster, 1, 1))
+    return T.Kernel(blocks, threads=threads)
+
+
+@T.macro
+def clear(into, n):
+    for i in T.unroll(n):
+        into[i] = T.cast(0, into.dtype)
+
+
+@T.macro
+def load(into, at, tensor, start, unit, deal, lane, part):
+    """A thread's vectors of a row that starts ``start`` units into a flat tensor; those not there are left alone."""
+    for i in T.unroll(deal.chunks):
+        if deal.has(deal.chunk(i, lane, part)):
+            for h in T.unroll(deal.vec // unit):
+                for v in T.vectorized(unit):
+                    into[at + i * deal.vec + h * unit + v] = tensor[
+                        start * unit + T.cast(deal.chunk(i, lane, part), "int64") * deal.vec + h * unit + v
+                    ]
+
+
+@T.macro
+def stage(into, at, step, tensor, start, unit, deal, lane, part, there):
+    """The same into shared memory, vector i at ``at + i * step``, zeros for what is not there, by the async copies.
+
+    What is narrower than their 4 bytes is copied at once.
+    """
+    for i in T.unroll(deal.chunks):
+        for h in T.unroll(deal.vec // unit):
+            source = start * unit + T.cast(deal.chunk(i, lane, part), "int64") * deal.vec + h * unit
+            if unit * itemsize(into.dtype) >= 4:
+                T.ptx_cp_async(
+                    T.access_ptr(into[at + i * step + h * unit], "w", unit),
+                    T.access_ptr(tensor[source], "r", unit),
+                    unit,
+                    predicate=T.And(there, deal.has(deal.chunk(i, lane, part))),
+                )
+            else:
+                into[at + i * step + h] = T.cast(0, into.dtype)
+                if T.And(there, deal.has(deal.chunk(i, lane, part))):
+                    into[at + i * step + h] = tensor[source]
+
+
+@T.macro
+def sum_lanes(value, n, lanes):
+    """Sums over each ``lanes`` neighbours of a warp, a power of two of them, in every one of them."""
+    for i in T.unroll(n):
+        for k in T.unroll(lanes.bit_length() - 1):
+            value[i] += T.shfl_xor(value[i], lanes >> (k + 1))
+
+
+@T.macro
+def sum_block(value, part, at, tx, warps):
+    """The sum over a block, in every thread; ``part`` has a number a warp from ``at`` on, read last a barrier ago."""
+    value[0] = T.warp_reduce_sum(value[0])
+    if tx % WARP == 0:
+        part[at + tx // WARP] = value[0]
+    T.sync_threads()
+    value[0] = 0.0
+    if warps <= 8:
+        for i in T.unroll(warps):
+            value[0] += part[at + i]
+    else:
+        if tx % WARP < warps:
+            value[0] = part[at + tx % WARP]
+        value[0] = T.warp_reduce_sum(value[0])
+
+
+@T.macro
+def sum_cluster(value, part, parts, buffer, tx, warps, block, blocks):
+    """The sum over a cluster, in every thread: each block sends its warps' sums to all blocks, into ``parts`` there.
+
+    All blocks must have met at the cluster's barrier once, so that their shared memory is there, and once more between
+    two sums that use the same ``buffer``.
+    """
+    value[0] = T.warp_reduce_sum(value[0])
+    if tx % WARP == 0:
+        part[buffer, tx // WARP] = value[0]
+    T.sync_threads()
+    for other in T.unroll(blocks):
+        T.copy_cluster(part[buffer, 0:warps], parts[buffer, block, 0:warps], dst_block=other)
+    T.cluster_sync()
+    value[0] = 0.0
+    for i in T.unroll(-(-blocks * warps // WARP)):
+        if i * WARP + tx % WARP < blocks * warps:
+            value[0] += parts[buffer, (i * WARP + tx % WARP) // warps, (i * WARP + tx % WARP) % warps]
+    value[0] = T.warp_reduce_sum(value[0])
+
+
+@T.macro
+def sum_columns(block, total, partial, n, dtype, rows):
+    """The sums of 32 columns of float32 ``partial``, of which the first ``rows`` rows count, always in one order."""
+    tx = T.get_thread_binding()
+    part = T.alloc_shared((COLUMN_WARPS, WARP), "float32")
+    acc = T.alloc_local((ACCUMULATORS,), "float32")
+    column = block * WARP + tx % WARP
+    clear(acc, ACCUMULATORS)
+    if column < n:
+        for step in T.serial(T.ceildiv(rows, COLUMN_WARPS * ACCUMULATORS)):
+            for i in T.unroll(ACCUMULATORS):
+                row = (step * ACCUMULATORS + i) * COLUMN_WARPS + tx // WARP
+                if row < rows:
+                    acc[i] += flat(partial, "float32")[T.cast(row, "int64") * n + column]
+    part[tx // WARP, tx % WARP] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+    T.sync_threads()
+    if T.And(tx < WARP, column < n):
+        acc[0] = 0.0
+        for i in T.unroll(COLUMN_WARPS):
+            acc[0] += part[i, tx]
+        flat(total, dtype)[column] = T.cast(acc[0], dtype)
