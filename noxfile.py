@@ -60,6 +60,16 @@ def test(session: nox.Session) -> None:
     test_cpu(session, environment(session))
 
 
+@nox.session(name="test-kernels")
+def test_kernels(session: nox.Session) -> None:
+    """What the kernels refuse and whether they compile: needs TileLang and nvcc, no GPU."""
+    python = environment(session, "cuda")
+    if not SYSTEM:
+        run(session, python, "-c", "import tilelang")
+    tests = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/tests/test_kernels_*.py"))
+    pytest(session, python, "-m", "not cuda and not musa", *tests)
+
+
 @nox.session(name="test-torch29")
 def test_torch29(session: nox.Session) -> None:
     """The same on the oldest torch that is supported, in an environment of its own."""

@@ -18,7 +18,7 @@ from tileops.core import program, torch_ops
 from tileops.core.backend import gpu
 from tileops.core.errors import CaptureError, NoKernelError
 from tileops.core.kernel import H200, Form, Kernel, Scratch, static_of
-from tileops.core.launch import MISS
+from tileops.core.launch import MISS, Interval
 from tileops.core.op import make_op
 from tileops.core.program import Program
 
@@ -41,6 +41,17 @@ AttendFwdOp:
     where:
     - {rule: "S % 2 == 0 or B == 1", hint: an even S}
     symbolic: [B, S, L]
+
+SumFwdOp:
+  family: test
+  summary: Rows of a moving length.
+  status: spec-only
+  reference: attend_reference:reference
+  signature:
+    forall: {M: Dim, K: Dim, T: "DType[float32 | float16]"}
+    inputs: {x: {dtype: T, shape: "[K, M]"}, y: {dtype: T, shape: "[K, 8]"}}
+    outputs: {z: {dtype: T, shape: "[M, 8]"}}
+    symbolic: [M, K]
 """
 
 
@@ -83,6 +94,23 @@ class Old(Wide):
     archs = {"cuda": ("sm80",)}
 
 
+class Rows(Kernel):
+    """Serves aligned rows."""
+
+    archs = {"cuda": ("sm90",)}
+
+    def refuse(self, call, device):
+        return "odd rows" if call.inputs["x"].strides[0] * 2 % 16 else None
+
+    def configs(self, call, device):
+        yield Config(1)
+
+
+class Whatever(Rows):
+    def refuse(self, call, device):
+        return None
+
+
 class Recorder:
     """A GPU of CPU tensors: ``launched`` holds the arguments of each launch."""
 
@@ -118,7 +146,7 @@ def op_class(tmp_path_factory):
     sys.modules["attend_reference"] = SimpleNamespace(reference=lambda q, k, w, **_: (q.clone(), None))
     sys.modules["attend_family"] = SimpleNamespace()
     sys.modules[kernels] = SimpleNamespace()
-    sys.modules[f"{kernels}.attend"] = SimpleNamespace(Wide=Wide, Narrow=Narrow, Old=Old)
+    sys.modules[f"{kernels}.attend"] = SimpleNamespace(Wide=Wide, Narrow=Narrow, Old=Old, Rows=Rows, Whatever=Whatever)
     path = tmp_path_factory.mktemp("spec") / "attend.yaml"
     path.write_text(SPEC)
     return make_op(
@@ -127,6 +155,18 @@ def op_class(tmp_path_factory):
         __module__="attend_family.ops.attend",
         kernels=("attend:Old", "attend:Wide", "attend:Narrow"),
         buckets={"S": (8, 16, 64, 128)},
+    )
+
+
+@pytest.fixture(scope="module")
+def rows_op(op_class):
+    return make_op(
+        "SumFwdOp",
+        op_class.spec,
+        __module__="attend_family.ops.attend",
+        kernels=("attend:Rows", "attend:Whatever"),
+        buckets={"M": (4, 64, 128)},
+        pitches=("M",),
     )
 
 
@@ -201,8 +241,8 @@ def test_a_call_stands_for_its_bucket(op_class, S, interval, end):
     kind = gpu.bucketed(call)
     assert kind["S"] == end
     assert gpu.intervals(call, static_of(torch_ops.checker_of(op_class.entry), call)) == {
-        "S": interval,
-        "B": (1, gpu.LARGEST),
+        "S": Interval(*interval),
+        "B": Interval(1, gpu.LARGEST),
     }
     assert kind["B"] == 2
 
@@ -265,6 +305,27 @@ def test_one_plan_serves_its_bucket_and_nothing_else(op_class, recorder):
     assert len(recorder.launched) == before
 
 
+@pytest.mark.parametrize(
+    ("M", "kernel", "end", "same", "other"),
+    [
+        (72, Rows, 128, (80, 128), (73, 66, 64)),
+        (73, Whatever, 127, (65, 127, 100), (72, 128, 64)),
+        (3, Whatever, 4, (1, 2, 4), (5, 8)),
+    ],
+)
+def test_rows_of_a_moving_length_are_aligned_or_not(rows_op, recorder, M, kernel, end, same, other):
+    def inputs(M, K=5):
+        return torch.ones(K, M, dtype=torch.float16), torch.ones(K, 8, dtype=torch.float16)
+
+    plan, _ = plan_of(recorder, rows_op(), inputs(M))
+    assert type(plan.choice.kernel) is kernel
+    assert gpu.bucketed(rows_op().bind(*inputs(M)))["M"] == end
+    for n in same:
+        assert plan.launch(*inputs(n, K=7)).shape == (n, 8)
+    for n in other:
+        assert plan.launch(*inputs(n)) is MISS
+
+
 def test_lengths_share_programs(op_class, recorder):
     op = op_class()
     for S in range(66, 300, 2):
@@ -295,6 +356,15 @@ def test_a_misaligned_input_is_copied(op_class, recorder):
     copied, *_ = recorder.launched[-1]
     assert copied.data_ptr() % 16 == 0
     assert torch.equal(copied, odd)
+
+
+def test_what_is_not_copied_must_be_aligned(op_class, recorder):
+    _, k, w = tensors()
+    strided = torch.randn(2, 64, 3, 8)[..., ::2]
+    plan, _ = plan_of(recorder, op_class(), (strided, k, w))
+    assert plan.choice.copies == ("q",)
+    odd = torch.randn(1 + k.numel())[1:].view(k.shape)
+    assert plan.launch(strided, odd, w) is MISS
 
 
 def test_an_empty_call_runs_the_reference(op_class, recorder):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 
 from tileops.core.dtypes import torch_dtype
@@ -21,7 +22,32 @@ ALIGNMENT = 16
 MISS = object()  # what a launch gives for a call that is not of its kind
 
 Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
-Bounds = Mapping[str, tuple[int, int]]  # an axis's name -> the sizes it may have, both ends included
+
+
+@attrs.frozen
+class Interval:
+    """Sizes from low to high; of these only the multiples of ``step``, or only the others."""
+
+    low: int
+    high: int
+    step: int = 1
+    multiples: bool = True
+
+    @property
+    def largest(self) -> int:
+        """The largest size; where there is none, the largest multiple of ``step`` below."""
+        over = self.high % self.step
+        return self.high - over if self.multiples else self.high - (over == 0)
+
+    def test(self, size: str) -> str:
+        """The source of a test of the variable ``size``."""
+        inside = f"{self.low} <= {size} <= {self.high}"
+        if self.step == 1:
+            return inside
+        return f"{inside} and {size} % {self.step}{' == 0' if self.multiples else ''}"
+
+
+Bounds = Mapping[str, Interval]  # by an axis's name
 
 
 def compile_launch(
@@ -55,13 +81,13 @@ def compile_launch(
     if wrong_device is not None:
         again = f"return launch({', '.join(inputs)})"
         lines.append(f"if wrong_device():\n        with fence(): {again}")
-    addresses = " | ".join(f"{n}.data_ptr()" for n in present)
-    if not copies:
+    addresses = " | ".join(f"{n}.data_ptr()" for n in present if n not in copies)
+    if addresses:
         lines.append(f"if ({addresses}) & {ALIGNMENT - 1}: return MISS")
     axes: dict[str, str] = {}
     for name in present:
         lines += _read_axes(name, forms[name], axes, checked=name not in copies)
-    tests = [f"{low} <= {_axis(a)} <= {high}" for a, (low, high) in bounds.items() if a in axes]
+    tests = [interval.test(_axis(a)) for a, interval in bounds.items() if a in axes]
     tests += [_rule(s.expr, static, axes) for s in solution.steps if isinstance(s, Require) and _moves(s.expr, axes)]
     lines += [f"if not ({test}): return MISS" for test in tests]
     if axes:

@@ -40,13 +40,15 @@ class Op:
 
     ``kernels`` names the kernels as ``"module:Class"`` in the family's ``kernels`` package, the preferred first; they
     are imported when a GPU first plans a call. ``buckets`` gives, for a size that changes from call to call, the upper
-    ends of the intervals within which one choice of kernel and config serves; beyond the last they double.
+    ends of the intervals within which one choice of kernel and config serves; beyond the last they double. ``pitches``
+    names such sizes that are the length of a tensor's rows: whether those are multiples of 16 bytes decides, too.
     """
 
     __slots__ = ("__weakref__", "_state")
     spec: ClassVar[Path | None] = None
     kernels: ClassVar[tuple[str, ...]] = ()
     buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+    pitches: ClassVar[tuple[str, ...]] = ()
     entry: ClassVar[Entry]
     _state: State
 

@@ -13,8 +13,9 @@ from tileops.core.backend import cpu
 from tileops.core.check import Call, TensorMeta, contiguous_strides
 from tileops.core.errors import CaptureError, NoKernelError
 from tileops.core.kernel import Device, Kernel, Static, static_of
-from tileops.core.launch import Bounds, compile_launch
+from tileops.core.launch import ALIGNMENT, Bounds, Interval, compile_launch
 from tileops.core.spec import Entry
+from tileops.core.spec.dtypes import itemsize
 
 if TYPE_CHECKING:
     from tileops.core.plan import Plan
@@ -160,19 +161,27 @@ def intervals(call: Call, static: Static) -> Bounds:
     """The bounds within which each moving size may change, for one choice of kernel and config to serve.
 
     An op's ``buckets`` give the upper ends of an index's intervals; beyond the last they double. An index that it
-    doesn't name may have any size.
+    doesn't name may have any size. One that its ``pitches`` name is bounded by whether rows as long are aligned, too.
     """
-    buckets = torch_ops.class_of(call.entry).buckets
-    bounds: dict[str, tuple[int, int]] = {}
+    cls = torch_ops.class_of(call.entry)
+    bounds: dict[str, Interval] = {}
     for axis, n in _sizes(call, static):
         if axis not in bounds:
-            bounds[axis] = _interval(buckets[axis], n) if axis in buckets else (1, LARGEST)
+            step = _row_step(axis, static) if axis in cls.pitches else 1
+            low, high = _interval(cls.buckets[axis], n) if axis in cls.buckets else (1, LARGEST)
+            bounds[axis] = Interval(low, high, step, n % step == 0)
     return bounds
+
+
+def _row_step(axis: str, static: Static) -> int:
+    """Elements whose multiples make aligned rows, of the tensors whose rows are as long as this moving size; else 1."""
+    rows = [f for _, f in static.tensors if len(f.shape) > 1 and f.shape[-1] == axis]
+    return max((ALIGNMENT // itemsize(f.dtype) for f in rows), default=1)
 
 
 def largest(call: Call, static: Static, bounds: Bounds) -> Call:
     """The largest call of a bucket; sizes that have no bucket stay."""
-    ends = {axis: n if bounds[axis][1] == LARGEST else bounds[axis][1] for axis, n in _sizes(call, static)}
+    ends = {axis: n if bounds[axis].high == LARGEST else bounds[axis].largest for axis, n in _sizes(call, static)}
     forms = dict(static.tensors)
     metas = {n: forms[n].meta(ends) if n in forms else None for n in call.inputs}
     return torch_ops.checker_of(call.entry).bind(call.params, metas, call.device, call.content, call.id)

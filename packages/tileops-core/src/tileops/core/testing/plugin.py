@@ -16,13 +16,16 @@ The names are ``workload_case``, ``edge_case`` and ``torch_case``; a case comes 
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 TIERS = ("smoke", "full", "nightly")
 DEVICES = ("cpu", "cuda", "musa")
+KERNEL_TESTS = "test_kernels_"
 CASES = ("workload_case", "edge_case", "torch_case")
 MARKERS = (
     "smoke: the quick core of a suite",
@@ -120,3 +123,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             reason = BACKENDS[device].available()
             if reason:
                 raise pytest.UsageError(f"the tests of {device} can't run: {reason}")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Tests of kernels import them, and so TileLang: where it is missing they are left out, as the header says."""
+    return True if collection_path.name.startswith(KERNEL_TESTS) and _tilelang_is_missing() else None
+
+
+def pytest_report_header() -> str | None:
+    return (
+        "kernels: not tested, for TileLang is not installed; see nox -s test-kernels"
+        if _tilelang_is_missing()
+        else None
+    )
+
+
+def _tilelang_is_missing() -> bool:
+    return importlib.util.find_spec("tilelang") is None

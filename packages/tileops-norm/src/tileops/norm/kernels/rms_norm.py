@@ -144,7 +144,7 @@ class RMSNormRows(Kernel):
                 total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(p.eps))
                 if exact or row[u] < rows:
                     if rstd is not None:
-                        if lane + rank == 0:  # noqa: SIM102 (the one is a test here, the other one of the kernel)
+                        if lane + rank == 0:
                             flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
                     for i in T.unroll(deal.chunks):
                         chunk = deal.chunk(i, lane, rank)
@@ -210,7 +210,7 @@ class RMSNormStream(Kernel):
             sum_block(total, part, 0, tx, threads // WARP)
             total[0] = T.rsqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
             if rstd is not None:
-                if tx == 0:  # noqa: SIM102 (the one is a test here, the other one of the kernel)
+                if tx == 0:
                     flat(rstd, "float32")[T.cast(block, "int64")] = total[0]
             for step in T.serial(steps):
                 load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)

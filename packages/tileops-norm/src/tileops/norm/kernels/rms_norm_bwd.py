@@ -247,7 +247,7 @@ class RMSNormBwdRows(Kernel):
 
 @attrs.frozen
 class StreamConfig:
-    """A block of ``threads`` takes ``chunks`` vectors a thread of a row at once; then its warps share rows of a strip."""
+    """A block of ``threads`` takes ``chunks`` vectors a thread of a row; then its warps share rows of a strip."""
 
     threads: int = 512
     chunks: int = 2
