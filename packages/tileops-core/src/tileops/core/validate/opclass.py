@@ -92,9 +92,9 @@ def _call(subject: Subject, cls: Any) -> None:
         wanted = ", ".join(inputs)
         subject.error(place, "S604", f"the class is called with ({', '.join(got)}); the inputs are ({wanted})")
         return
-    for parameter, decl in zip(parameters, inputs.values(), strict=True):
-        omissible = decl.optional or decl.when is not None
-        if omissible and parameter.default is not None:
+    omissible = [d.optional or d.when is not None for d in inputs.values()]
+    for i, (parameter, decl) in enumerate(zip(parameters, inputs.values(), strict=True)):
+        if all(omissible[i:]) and parameter.default is not None:  # Python has no default before a required argument
             subject.error(decl.place, "S604", f"input {decl.name} may be absent, so the call must default it to None")
-        if not omissible and parameter.default is not parameter.empty:
+        if not omissible[i] and parameter.default is not parameter.empty:
             subject.error(decl.place, "S604", f"input {decl.name} is always given, so the call must not default it")
