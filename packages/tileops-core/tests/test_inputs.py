@@ -117,7 +117,17 @@ def test_an_empty_tensor() -> None:
     assert x.shape == (128, 0)
 
 
-def test_what_the_forward_gives_is_refused() -> None:
+def test_a_backward_without_forward_is_refused() -> None:
     (call,) = calls(entry("BackFwdOp"))
-    with pytest.raises(TileOpsError, match=r"BackFwdOp: lse is forward\(lse\), which the forward operator computes"):
+    with pytest.raises(TileOpsError, match=r"BackFwdOp: no operator's 'grad' names it"):
         make(call)
+
+
+def test_what_a_forward_gives_its_backward() -> None:
+    from tileops.norm import RMSNormBwdOp
+
+    call = RMSNormBwdOp((3, 2), weight_offset=1.0).bind((5, 3, 2), (5, 3, 2), (3, 2), (5,), T="float32")
+    inputs = make(call)
+    x, rstd = inputs["x"], inputs["rstd"]
+    assert x is not None
+    torch.testing.assert_close(rstd, (x.square().mean((-2, -1)) + 2.0**-23).rsqrt())

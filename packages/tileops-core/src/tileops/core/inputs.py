@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileops.core.check import Call, TensorMeta, contiguous_strides
 from tileops.core.dtypes import torch_dtype
-from tileops.core.errors import TileOpsError
+from tileops.core.forward import forward_outputs
 from tileops.core.spec import TensorDecl
 from tileops.core.spec.expr import compile_expr
 from tileops.core.spec.predicates import PREDICATES
@@ -21,7 +21,8 @@ def make_inputs(call: Call, device: torch.device | str = "cpu", seed: int = 0) -
 
     Floating values are normal with deviation 1, float8 cast from them; those that must be positive lie around 1.
     Integers take every 8-bit code, booleans are fair coins. Metadata holds the call's ``content``, or values that its
-    ``requires`` admits. Strides are the call's. Raises TileOpsError for an input that only the forward operator gives.
+    ``requires`` admits. What a forward gives its backward is computed by its reference; raises TileOpsError where no
+    operator names this one as its backward. Strides are the call's.
     """
     generator = torch.Generator(device).manual_seed(seed)
     rng = random.Random(seed)
@@ -35,6 +36,10 @@ def make_inputs(call: Call, device: torch.device | str = "cpu", seed: int = 0) -
         content = _content(call, decl, meta, rng, scope)
         positive = any(p is not None and p.name == "positive" for p in (decl.values, decl.requires))
         tensors[name] = _tensor(meta, generator, positive) if content is None else _holding(content, meta, device)
+    for name, value in forward_outputs(call, tensors).items():
+        made = tensors[name]
+        assert made is not None
+        made.copy_(value)
     return tensors
 
 
@@ -43,12 +48,8 @@ def _content(call: Call, decl: TensorDecl, meta: TensorMeta, rng: random.Random,
     if decl.name in (call.content or {}):
         return scope[decl.name]
     rule = decl.values or decl.requires
-    if rule is None or rule.name == "positive":
+    if rule is None or rule.name in ("positive", "forward"):
         return None
-    if rule.name == "forward":
-        raise TileOpsError(
-            f"{call.entry.name}: {decl.name} is {rule.source}, which the forward operator computes; run it first"
-        )
     scope[decl.name] = PREDICATES[rule.name].make(rng, meta.shape, *(compile_expr(a)(scope) for a in rule.args))
     return scope[decl.name]
 

@@ -79,6 +79,11 @@ def entry_of(name: str) -> Entry:
     return _defined[name][0]
 
 
+def defined() -> tuple[Entry, ...]:
+    """The entries of all defined operators."""
+    return tuple(entry for entry, _ in _defined.values())
+
+
 def class_of(entry: Entry) -> type[Op]:
     """The class of a defined operator."""
     return _defined[entry.name][1]
