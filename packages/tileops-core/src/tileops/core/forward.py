@@ -1,4 +1,4 @@
-"""What a backward operator takes from its forward, ``values: forward(rstd)``, as the forward's reference computes it."""
+"""What a backward takes from its forward, ``values: forward(rstd)``, as the forward's reference computes it."""
 
 from __future__ import annotations
 
