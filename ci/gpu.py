@@ -26,15 +26,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--family", action="append", choices=FAMILIES)
-    parser.add_argument("pytest", nargs="*", help="more arguments of pytest")
-    given = parser.parse_args()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    given, more = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     sources = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
     path = os.pathsep.join([*sources, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
-    suites = {family: suite(family, given.pytest, environment) for family in given.family or FAMILIES}
+    suites: dict[str, dict[str, Any]] = {}
     found = {"schema": "tileops.gpu/1", "environment": describe(environment), "suites": suites}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    for family in given.family or FAMILIES:
+        suites[family] = suite(family, more, environment)
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
     for family, s in suites.items():
         print(f"{family}: {s['passed']} passed, {s['failed']} failed, {s['skipped']} skipped in {s['seconds']} s")
         for failure in s["failures"][:20]:
