@@ -42,7 +42,9 @@ def exact(a: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.semantics("GEMMFwdOp", "accumulate")
 @pytest.mark.parametrize("M", [1, 64, 130])
 def test_no_tail_of_k_is_dropped(M: int, device: str) -> None:
-    for K in (*range(1, 41), 48, 64, 100):
+    every = (*range(1, 41), 48, 64, 100)
+    few = (1, 7, 8, 20, 24, 31, 40, 48, 100)  # on a GPU each K is a program to compile
+    for K in every if device == "cpu" else few:
         a, b = integers(M, K, device=device), integers(K, 64, device=device, seed=1)
         assert torch.equal(NN(a, b), exact(a, b)), f"K = {K}"
 
