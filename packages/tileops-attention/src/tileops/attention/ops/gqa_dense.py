@@ -36,6 +36,9 @@ class GQADenseFwdOp(Op):
     return_lse: bool = False
     out_dtype: torch.dtype | None = None
 
+    kernels = ("gqa_decode:GQADecode", "gqa_prefill:GQAPrefill", "gqa_general:GQAGeneral")
+    buckets = {"B": (1,), "S_q": (1,), "S_kv": (256,)}  # noqa: RUF012
+
     def __call__(
         self,
         q: Tensor,
