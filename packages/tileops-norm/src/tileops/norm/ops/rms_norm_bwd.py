@@ -18,8 +18,8 @@ class RMSNormBwdOp(Op):
 
     The call takes ``dy`` and ``x``, ``[*B, *normalized_shape]`` of float32, float16 or bfloat16 with any strides,
     ``weight``, ``normalized_shape`` of x's dtype or float32, or None, and the forward's ``rstd``, ``[*B]`` of float32.
-    It returns ``dx`` like ``x`` or, with a weight, ``(dx, dweight)``, ``dweight`` like the weight. All of it is computed
-    in float32 and rounded once. Raises CheckError for any other call.
+    It returns ``dx`` like ``x`` or, with a weight, ``(dx, dweight)``, ``dweight`` like the weight. All of it is
+    computed in float32 and rounded once. Raises CheckError for any other call.
 
     >>> backward = RMSNormBwdOp(2)
     >>> backward(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), None, torch.tensor([1.0]))
