@@ -76,27 +76,35 @@ class Scores:
         return x - slope * T.abs(distance) if self.alibi else x
 
 
+def decay(before, top):
+    """What a row's sums lose as its maximum rises. Exactly 1 where it doesn't: ``before`` was rounded like ``top``.
+
+    At most 1, also where ``before`` is the 0 of a row that had seen no key.
+    """
+    return T.exp2(T.min(before - top, 0.0))
+
+
 @T.macro
-def row_factors(factor, top, total, sink, rows, sinks_given):
+def row_factors(factor, top, total, sink, has_sinks, rows, loop=T.Parallel):
     """What each row of O is multiplied by: one over the softmax's denominator, 0 where that is 0.
 
     The denominator of a row is ``total * 2**top``, and ``2**sink`` with it.
     """
-    for i in T.Parallel(rows):
+    for i in loop(rows):
         factor[i] = total[i]
-        if sinks_given:
+        if has_sinks:
             factor[i] += T.exp2(sink[i] - top[i])
         factor[i] = T.if_then_else(factor[i] == 0.0, 0.0, 1.0 / factor[i])
 
 
 @T.macro
-def row_logs(log, top, total, sink, rows, sinks_given):
+def row_logs(log, top, total, sink, has_sinks, rows, loop=T.Parallel):
     """The natural logarithm of the same denominator. Each step is stored: nested, TileLang takes minutes over them."""
-    for i in T.Parallel(rows):
+    for i in loop(rows):
         log[i] = T.log2(total[i])
         log[i] += (total[i] * T.exp2(-log[i]) - 1.0) * LOG2E  # Newton: the instruction is off by 2**-22 of its result
         log[i] = T.if_then_else(total[i] == 0.0, NONE, log[i] + top[i])
-        if sinks_given:
+        if has_sinks:
             distance = T.if_then_else(sink[i] == NONE, NONE, -T.abs(log[i] - sink[i]))
             log[i] = T.max(log[i], sink[i]) + T.log2(1.0 + T.exp2(distance))
         log[i] *= LN2

@@ -26,6 +26,7 @@ from tileops.attention.kernels.common import (
     NONE,
     ROLES,
     Scores,
+    decay,
     row_factors,
     row_logs,
     strides_refused,
@@ -36,8 +37,8 @@ from tileops.core.program import tensors
 
 ROWS = 64  # of a query tile: one warpgroup's
 CTAS_PER_SM = 2
-BLOCKS = {64: 128, 96: 64, 128: 64}  # keys of a block by head size: 16 KiB, and three of them fit
-GROUPS = 8  # parts that a merging CTA reads at a time, a warp each
+BLOCKS = {64: 128, 96: 64, 128: 64}  # keys of a block by head size: 16 KiB at most, and three of them fit
+SEAM = 4  # blocks that a cut costs: queries twice, a part written and read again, the merge
 
 
 @attrs.frozen
@@ -45,7 +46,7 @@ class Config:
     """How the cache is cut.
 
     ``rows`` bounds the query rows of a KV head, ``width`` is the KV heads of a team, ``teams`` the teams of the device;
-    ``split`` allows a batch element to lie in several shares.
+    ``split`` allows a batch element to lie in several shares, of which ``merge_warps`` are read side by side.
     """
 
     block_n: int
@@ -54,6 +55,7 @@ class Config:
     width: int
     teams: int
     split: bool
+    merge_warps: int
 
     def shared_bytes(self, D: int, D_v: int) -> int:
         """Of the rings of 16-bit K and V."""
@@ -81,8 +83,12 @@ class GQADecode(Kernel):
         slots = CTAS_PER_SM * device.sm_count
         # wide teams, if they leave few slots idle
         width = max(w for w in range(1, 17) if call["H_kv"] % w == 0 and slots % w <= slots // 25)
-        split = call["S_kv"] > 4 * block_n or call["B"] * call["H_kv"] < device.sm_count
-        yield Config(block_n, 3, group if call["S_q"] == 1 else ROWS, width, slots // width, split)
+        teams, items = slots // width, call["B"] * call["H_kv"] // width
+        depth = 0.75 * call["S_kv"] / block_n  # blocks of an item: the lengths of a bucket differ by a factor of two
+        split = items / teams * depth + SEAM < -(-items // teams) * depth
+        warps = 4 if teams <= 8 * items else 16
+        best = Config(block_n, 3, group if call["S_q"] == 1 else ROWS, width, teams, split, warps)
+        yield from (best, attrs.evolve(best, split=not split))
 
     def workspace(self, call: Call, config: Config) -> list[Scratch]:
         if not config.split:
@@ -102,7 +108,7 @@ class GQADecode(Kernel):
         BN, ST, WIDTH, TEAMS, split = config.block_n, config.stages, config.width, config.teams, config.split
         G = H // H_kv
         CHUNKS = H_kv // WIDTH  # a batch element is one item for each
-        MOST = 32 * GROUPS * -(-TEAMS // (32 * GROUPS))  # parts of an item, in whole CTAs
+        WARPS = config.merge_warps
         f32 = "float32"
         ALL_ROWS = T.GemmWarpPolicy.FullRow
         PartO = T.Tensor((2 * TEAMS * WIDTH, config.rows, D_v), f32) if split else None
@@ -140,6 +146,13 @@ class GQADecode(Kernel):
             return (share * 2 + T.if_then_else(opens, 1, 0)) * WIDTH + head
 
         @T.macro
+        def wait(f):
+            """For all products in flight; no read of the accumulators may move above it."""
+            T.wait_wgmma(0)
+            T.warpgroup_fence_operand(f.S, num_regs=ROWS * BN // 128)
+            T.warpgroup_fence_operand(f.O, num_regs=ROWS * D_v // 128)
+
+        @T.macro
         def take_query(c, f, b, hk, q, slopes):
             for i, j in T.Parallel(ROWS, D):
                 f.Q[i, j] = T.if_then_else(i < c.rows[0], q[b, i // G, hk * G + i % G, j], T.cast(0, dtype))
@@ -168,11 +181,11 @@ class GQADecode(Kernel):
         @T.macro
         def softmax(c, f, n):
             to_logits(c, f, n)
-            T.copy(f.m, f.m_before)
+            T.copy(f.top, f.top_before)
             T.reduce_max(f.S, f.m, dim=1, clear=False)
             for i in T.Parallel(ROWS):
                 f.top[i] = T.if_then_else(f.m[i] == NONE, 0.0, f.m[i] * scores.factor)
-                f.alpha[i] = T.exp2(f.m_before[i] * scores.factor - f.top[i])
+                f.alpha[i] = decay(f.top_before[i], f.top[i])
             for i, j in T.Parallel(ROWS, BN):
                 f.S[i, j] = T.exp2(f.S[i, j] * scores.factor - f.top[i])
             T.reduce_sum(f.S, f.total, dim=1)
@@ -188,12 +201,12 @@ class GQADecode(Kernel):
             if has_sinks:
                 for i in T.Parallel(ROWS):
                     f.sink[i] = sinks[hk * G + i % G] * LOG2E
-            row_factors(f.alpha, f.top, f.l, f.sink, ROWS, has_sinks)
+            row_factors(f.alpha, f.top, f.l, f.sink, has_sinks, ROWS)
             for i, j in T.Parallel(ROWS, D_v):
                 if i < c.rows[0]:
                     o[b, i // G, hk * G + i % G, j] = f.O[i, j] * f.alpha[i]
             if has_lse:
-                row_logs(f.log, f.top, f.l, f.sink, ROWS, has_sinks)
+                row_logs(f.log, f.top, f.l, f.sink, has_sinks, ROWS)
                 for i in T.Parallel(ROWS):
                     if i < c.rows[0]:
                         lse[b, hk * G + i % G, i // G] = f.log[i]
@@ -225,12 +238,13 @@ class GQADecode(Kernel):
                 b, hk, lo, hi = locate(c, place, stop, bid)
                 take_query(c, f, b, hk, q, slopes)
                 T.fill(f.m, NONE)
+                T.fill(f.top, 0.0)
                 T.fill(f.l, 0.0)
                 T.clear(f.O)
                 for n in T.serial(lo, hi):
                     T.mbarrier_wait_parity(s.k_full[g % ST], (g // ST) & 1)
                     T.wgmma_gemm(f.Q, s.K[g % ST, :, :], f.S, transpose_B=True, clear_accum=True, policy=ALL_ROWS)
-                    T.wait_wgmma(0)
+                    wait(f)
                     if lane == 0:
                         T.barrier_arrive(s.k_empty[g % ST])
                         if n > lo:
@@ -239,7 +253,7 @@ class GQADecode(Kernel):
                     T.mbarrier_wait_parity(s.v_full[g % ST], (g // ST) & 1)
                     T.wgmma_gemm(f.P, s.V[g % ST, :, :], f.O, policy=ALL_ROWS)
                     g += 1
-                T.wait_wgmma(0)
+                wait(f)
                 if lane == 0:
                     T.barrier_arrive(s.v_empty[(g + ST - 1) % ST])
                 if not split or hi - lo == c.blocks[0]:
@@ -274,45 +288,67 @@ class GQADecode(Kernel):
                 place += hi - lo
 
         @T.macro
-        def merge(c, f, weights, cut, head, row, sinks, o, lse, part_o, part_l):
-            """A row of the item that a cut goes through, if this is the first cut that does."""
+        def merge(c, s, cut, head, row, sinks, o, lse, part_o, part_l):
+            """A row of the item that a cut goes through, if it is the first that does: each warp merges parts, then all."""
+            tx = T.get_thread_binding()
+            warp = tx // 32
+            lane = tx % 32
             item = T.alloc_var("int32")
             first = T.alloc_var("int32")
             count = T.alloc_var("int32")
             h = T.alloc_var("int32")
+            part = T.alloc_var("int32")
+            weight = T.alloc_var(f32)
+            top = T.alloc_local((1,), f32)
+            before = T.alloc_local((1,), f32)
+            total = T.alloc_local((1,), f32)
+            factor = T.alloc_local((1,), f32)
+            sink = T.alloc_local((1,), f32)
+            log = T.alloc_local((1,), f32)
+            acc = T.alloc_local((D_v // 32,), f32)
             item = T.truncdiv(cut * c.share[0], c.blocks[0])
             first = T.truncdiv(item * c.blocks[0], c.share[0])
             count = T.truncdiv((item + 1) * c.blocks[0] - 1, c.share[0]) - first + 1
             h = (T.truncmod(item, CHUNKS) * WIDTH + head) * G + row % G
             if cut < c.shares[0] and first == cut - 1 and cut * c.share[0] > item * c.blocks[0]:
-                for i in T.Parallel(MOST):
-                    f.tops[i] = T.if_then_else(i < count, part_l[part_of(first + i, i == 0, head), row, 0], NONE)
-                    f.sums[i] = T.if_then_else(i < count, part_l[part_of(first + i, i == 0, head), row, 1], 0.0)
-                T.reduce_max(f.tops, f.top, dim=0)
-                f.top[0] = T.if_then_else(f.top[0] == NONE, 0.0, f.top[0])
-                for i in T.Parallel(MOST):
-                    f.tops[i] = T.exp2(f.tops[i] - f.top[0])
-                    f.sums[i] *= f.tops[i]
-                    weights[i] = f.tops[i]
-                T.reduce_sum(f.sums, f.total, dim=0)
+                top[0] = NONE
+                total[0] = 0.0
+                for u in T.unroll(D_v // 32):
+                    acc[u] = 0.0
+                for n in T.serial(T.truncdiv(count - warp + WARPS - 1, WARPS)):
+                    part = part_of(first + n * WARPS + warp, n * WARPS + warp == 0, head)
+                    before[0] = top[0]
+                    top[0] = T.max(top[0], part_l[part, row, 0])
+                    factor[0] = T.if_then_else(before[0] == NONE, 0.0, T.exp2(before[0] - top[0]))
+                    weight = T.if_then_else(top[0] == NONE, 0.0, T.exp2(part_l[part, row, 0] - top[0]))
+                    total[0] = total[0] * factor[0] + part_l[part, row, 1] * weight
+                    for u in T.unroll(D_v // 32):
+                        acc[u] = acc[u] * factor[0] + part_o[part, row, lane + 32 * u] * weight
+                if lane == 0:
+                    s.top[warp] = top[0]
+                    s.total[warp] = total[0]
+                for u in T.unroll(D_v // 32):
+                    s.O[warp, lane + 32 * u] = acc[u]
                 T.sync_threads()
-                T.clear(f.acc)
-                for n in T.serial(T.truncdiv(count + GROUPS - 1, GROUPS)):
-                    for i, j in T.Parallel(GROUPS, D_v):
-                        at = n * GROUPS + i
-                        f.acc[i, j] += T.if_then_else(
-                            at < count, weights[at] * part_o[part_of(first + at, at == 0, head), row, j], 0.0
-                        )
-                T.reduce_sum(f.acc, f.O, dim=0)
+                top[0] = NONE
+                for i in T.unroll(WARPS):
+                    top[0] = T.max(top[0], s.top[i])
+                top[0] = T.if_then_else(top[0] == NONE, 0.0, top[0])
+                total[0] = 0.0
+                for i in T.unroll(WARPS):
+                    total[0] += s.total[i] * T.exp2(s.top[i] - top[0])
                 if has_sinks:
-                    f.sink[0] = sinks[h] * LOG2E
-                row_factors(f.alpha, f.top, f.total, f.sink, 1, has_sinks)
-                for j in T.Parallel(D_v):
-                    o[T.truncdiv(item, CHUNKS), row // G, h, j] = f.O[j] * f.alpha[0]
-                if has_lse:
-                    row_logs(f.log, f.top, f.total, f.sink, 1, has_sinks)
-                    if T.get_thread_binding() == 0:
-                        lse[T.truncdiv(item, CHUNKS), h, row // G] = f.log[0]
+                    sink[0] = sinks[h] * LOG2E
+                row_factors(factor, top, total, sink, has_sinks, 1, T.serial)
+                for n in T.unroll(-(-D_v // (32 * WARPS))):
+                    if n * 32 * WARPS + tx < D_v:
+                        weight = 0.0
+                        for i in T.unroll(WARPS):
+                            weight += s.O[i, n * 32 * WARPS + tx] * T.exp2(s.top[i] - top[0])
+                        o[T.truncdiv(item, CHUNKS), row // G, h, n * 32 * WARPS + tx] = weight * factor[0]
+                if has_lse and tx == 0:
+                    row_logs(log, top, total, sink, has_sinks, 1, T.serial)
+                    lse[T.truncdiv(item, CHUNKS), h, row // G] = log[0]
 
         def counts():
             names = ("base", "keys", "off", "rows", "blocks", "line", "share", "shares")
@@ -337,8 +373,8 @@ class GQADecode(Kernel):
                     P=T.alloc_fragment((ROWS, BN), dtype),
                     O=T.alloc_fragment((ROWS, D_v), f32),
                     m=T.alloc_fragment((ROWS,), f32),
-                    m_before=T.alloc_fragment((ROWS,), f32),
                     top=T.alloc_fragment((ROWS,), f32),  # the maximum in base 2, 0 where no key is seen
+                    top_before=T.alloc_fragment((ROWS,), f32),
                     alpha=T.alloc_fragment((ROWS,), f32),
                     l=T.alloc_fragment((ROWS,), f32),
                     total=T.alloc_fragment((ROWS,), f32),
@@ -353,21 +389,14 @@ class GQADecode(Kernel):
                 else:
                     produce(c, s, bid, k, v)
             if split:
-                with T.Kernel(T.max(SHARES - 1, 1) * WIDTH, S_q * G, threads=32 * GROUPS) as (cut, row):
-                    weights = T.alloc_shared((MOST,), f32)
-                    f = SimpleNamespace(
-                        tops=T.alloc_fragment((MOST,), f32),
-                        sums=T.alloc_fragment((MOST,), f32),
-                        acc=T.alloc_fragment((GROUPS, D_v), f32),
-                        O=T.alloc_fragment((D_v,), f32),
-                        top=T.alloc_fragment((1,), f32),
-                        total=T.alloc_fragment((1,), f32),
-                        alpha=T.alloc_fragment((1,), f32),
-                        sink=T.alloc_fragment((1,), f32),
-                        log=T.alloc_fragment((1,), f32),
+                with T.Kernel(T.max(SHARES - 1, 1) * WIDTH, S_q * G, threads=32 * WARPS) as (cut, row):
+                    s = SimpleNamespace(
+                        O=T.alloc_shared((WARPS, D_v), f32),
+                        top=T.alloc_shared((WARPS,), f32),
+                        total=T.alloc_shared((WARPS,), f32),
                     )
                     c = counts()
                     measure(c)
-                    merge(c, f, weights, cut // WIDTH + 1, cut % WIDTH, row, sinks, o, lse, part_o, part_l)
+                    merge(c, s, cut // WIDTH + 1, cut % WIDTH, row, sinks, o, lse, part_o, part_l)
 
         return main

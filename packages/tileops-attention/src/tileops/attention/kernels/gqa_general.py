@@ -20,6 +20,7 @@ from tileops.attention.kernels.common import (
     NONE,
     PLAIN,
     Scores,
+    decay,
     row_factors,
     row_logs,
     strides_refused,
@@ -101,8 +102,8 @@ class GQAGeneral(Kernel):
                 P = T.alloc_fragment((ROWS, BN), dtype)
                 acc = T.alloc_fragment((ROWS, DP_v), f32)
                 m = T.alloc_fragment((ROWS,), f32)
-                m_before = T.alloc_fragment((ROWS,), f32)
                 top = T.alloc_fragment((ROWS,), f32)  # the maximum in base 2, 0 where no key is seen
+                top_before = T.alloc_fragment((ROWS,), f32)
                 alpha = T.alloc_fragment((ROWS,), f32)
                 l = T.alloc_fragment((ROWS,), f32)
                 total = T.alloc_fragment((ROWS,), f32)
@@ -152,11 +153,11 @@ class GQAGeneral(Kernel):
                             S[i, j] = scores.bend(S[i, j], slope[i], T.cast(off + (row + i) // G - n * BN - j, f32))
                     for i, j in T.Parallel(ROWS, BN):
                         S[i, j] = T.if_then_else(visible(off + (row + i) // G, n * BN + j, keys), S[i, j], NONE)
-                    T.copy(m, m_before)
+                    T.copy(top, top_before)
                     T.reduce_max(S, m, dim=1, clear=False)
                     for i in T.Parallel(ROWS):
                         top[i] = T.if_then_else(m[i] == NONE, 0.0, m[i] * scores.factor)
-                        alpha[i] = T.exp2(m_before[i] * scores.factor - top[i])
+                        alpha[i] = decay(top_before[i], top[i])
                     for i, j in T.Parallel(ROWS, BN):
                         S[i, j] = T.exp2(S[i, j] * scores.factor - top[i])
                     T.reduce_sum(S, total, dim=1)
@@ -170,12 +171,12 @@ class GQAGeneral(Kernel):
                 if has_sinks:
                     for i in T.Parallel(ROWS):
                         sink[i] = sinks[hk * G + (row + i) % G] * LOG2E
-                row_factors(alpha, top, l, sink, ROWS, has_sinks)
+                row_factors(alpha, top, l, sink, has_sinks, ROWS)
                 for i, j in T.Parallel(ROWS, DP_v):
                     if row + i < rows and j < D_v:
                         o[b, (row + i) // G, hk * G + (row + i) % G, j] = acc[i, j] * alpha[i]
                 if has_lse:
-                    row_logs(log, top, l, sink, ROWS, has_sinks)
+                    row_logs(log, top, l, sink, has_sinks, ROWS)
                     for i in T.Parallel(ROWS):
                         if row + i < rows:
                             lse[b, hk * G + (row + i) % G, (row + i) // G] = log[i]

@@ -16,6 +16,7 @@ first key that any query sees, so that a NaN before it is never loaded.
 """
 
 from collections.abc import Iterator
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,7 @@ from tileops.attention.kernels.common import (
     NONE,
     ROLES,
     Scores,
+    decay,
     row_factors,
     row_logs,
     strides_refused,
@@ -38,6 +40,7 @@ from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Scratch, Static
 from tileops.core.program import tensors
 
+ALL_HEADS = 2**11  # as many MiB of L2 as keep the heads of any call in flight together
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}  # of a consumer and of the producer, by consumer warpgroups
 BARRIER = 8  # the first of our named barriers; TileLang takes its own from 3 upward
 
@@ -55,25 +58,42 @@ class Config:
     block_n: int = 128
     stages: int = 2
     q_stages: int = 0
-    pingpong: bool = False
-    lazy_rescale: bool = False
+    pingpong: bool = True
+    lazy_rescale: bool = True
     staged_store: bool = True
     schedule: str = "static"
-    l2_mib: int = 32
+    l2_mib: int = ALL_HEADS
 
     def shared_bytes(self, D: int, D_v: int) -> int:
         """Of Q, O and the rings of 16-bit K and V."""
         q, o = max(1, self.q_stages) * self.block_m * D, self.staged_store * self.block_m * D_v
         return 2 * (q + o + self.stages * self.block_n * (D + D_v)) + 1024
 
+    def registers(self, D: int, D_v: int) -> int:
+        """Of a consumer thread, for S, P, O and, where it is held there, Q."""
+        return self.block_n // 2 + self.block_n // 4 + D_v // 2 + (D // 4 if self.q_stages == 0 else 0)
 
-SHAPES = {  # configs by head sizes of keys and values
-    (64, 64): Config(block_m=192, q_stages=2, pingpong=True),
-    (96, 96): Config(),
+
+DEFAULTS = {  # by head sizes of keys and values
+    (64, 64): Config(block_m=192, q_stages=2, staged_store=False),
+    (96, 96): Config(lazy_rescale=False),
     (128, 128): Config(),
-    (192, 128): Config(q_stages=1, staged_store=False),
-    (256, 256): Config(block_n=64, q_stages=1, staged_store=False, lazy_rescale=True),
+    (192, 128): Config(q_stages=1, staged_store=False, lazy_rescale=False),
+    (256, 256): Config(block_n=64, q_stages=1, staged_store=False),
 }
+FREE = {1: 200, 2: 200, 3: 136}  # registers for these, by consumer warpgroups
+
+
+def excluded(config: Config, call: Call, device: Device) -> str | None:
+    """Why a config is left out, or None."""
+    D, D_v = call["D"], call["D_v"]
+    if config.shared_bytes(D, D_v) > device.shared_bytes:
+        return "more shared memory than a block can have"
+    if config.registers(D, D_v) > FREE[config.block_m // 64]:
+        return "more registers than a consumer has: the loop would spill"
+    if config.pingpong and config.block_m == 64:
+        return "a single warpgroup has no other to take turns with"
+    return None
 
 
 class GQAPrefill(Kernel):
@@ -85,12 +105,28 @@ class GQAPrefill(Kernel):
     def refuse(self, call: Call, device: Device) -> str | None:
         if call["T"] not in HALF:
             return "float8 comes with its own kernel"
-        if (call["D"], call["D_v"]) not in SHAPES:
-            return f"serves head sizes {', '.join(f'{d}/{d_v}' for d, d_v in SHAPES)} of keys and values"
+        if (call["D"], call["D_v"]) not in DEFAULTS:
+            return f"serves head sizes {', '.join(f'{d}/{d_v}' for d, d_v in DEFAULTS)} of keys and values"
         return strides_refused(call)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
-        yield SHAPES[call["D"], call["D_v"]]
+        best = DEFAULTS[call["D"], call["D_v"]]
+        tiles = ((192, 128), (128, 128), (128, 64))
+        orders = (("static", ALL_HEADS), ("counter", ALL_HEADS), ("counter", 32), ("static", 0))
+        space = [
+            attrs.evolve(
+                best,
+                block_m=m,
+                block_n=n,
+                q_stages=q,
+                lazy_rescale=lazy,
+                staged_store=staged,
+                schedule=order,
+                l2_mib=l2,
+            )
+            for (m, n), q, lazy, staged, (order, l2) in product(tiles, (0, 1, 2), (True, False), (True, False), orders)
+        ]
+        yield from (c for c in dict.fromkeys((best, *space)) if not excluded(c, call, device))
 
     def workspace(self, call: Call, config: Config) -> list[Scratch]:
         return [Scratch((1,), "int32", zeroed=True)] if config.schedule == "counter" else []
@@ -199,14 +235,16 @@ class GQAPrefill(Kernel):
         @T.macro
         def next_softmax(c, f, n, at, cut):
             to_logits(c, f, n, at, cut)
-            T.copy(f.m, f.m_before)
+            T.copy(f.top, f.top_before)
+            if config.lazy_rescale:
+                T.copy(f.m, f.m_before)
             T.reduce_max(f.S, f.m, dim=1, clear=False)
-            if config.lazy_rescale:  # 8 more bits of a maximum are no harm to P
+            if config.lazy_rescale:  # a maximum that is 8 bits too low is no harm to P
                 for i in T.Parallel(BM):
                     f.m[i] = T.if_then_else((f.m[i] - f.m_before[i]) * scores.factor > 8.0, f.m[i], f.m_before[i])
             for i in T.Parallel(BM):
                 f.top[i] = T.if_then_else(f.m[i] == NONE, 0.0, f.m[i] * scores.factor)
-                f.alpha[i] = T.exp2(f.m_before[i] * scores.factor - f.top[i])
+                f.alpha[i] = decay(f.top_before[i], f.top[i])
             for i, j in T.Parallel(BM, 8):
                 f.l[i, j] *= f.alpha[i]
             exponentials(f)
@@ -231,6 +269,12 @@ class GQAPrefill(Kernel):
                 T.barrier_arrive(barriers[i])
 
         @T.macro
+        def wait(x, columns, pending):
+            """Until at most ``pending`` products are in flight; no read of this accumulator may move above it."""
+            T.wait_wgmma(pending)
+            T.warpgroup_fence_operand(x, num_regs=64 * columns // 128)
+
+        @T.macro
         def take_query(s, f, lane, turn, h, at, slopes):
             T.mbarrier_wait_parity(s.q_full[turn % QST], (turn // QST) & 1)
             if config.q_stages == 0:
@@ -246,8 +290,12 @@ class GQAPrefill(Kernel):
             T.mbarrier_wait_parity(s.k_full[g % ST], (g // ST) & 1)
             if config.pingpong:
                 T.sync_threads(BARRIER + T.get_thread_binding() // 128, 256)
-            A = f.Q if config.q_stages == 0 else s.Q[turn % QST, :, :]
-            T.wgmma_gemm(A, s.K[g % ST, :, :], f.S, transpose_B=True, clear_accum=True, policy=ROWS)
+            if config.q_stages == 0:
+                T.wgmma_gemm(f.Q, s.K[g % ST, :, :], f.S, transpose_B=True, clear_accum=True, policy=ROWS)
+            else:
+                T.wgmma_gemm(
+                    s.Q[turn % QST, :, :], s.K[g % ST, :, :], f.S, transpose_B=True, clear_accum=True, policy=ROWS
+                )
 
         @T.macro
         def issue_pv(s, f, g):
@@ -268,10 +316,10 @@ class GQAPrefill(Kernel):
                 issue_qk(s, f, turn, now)
                 issue_pv(s, f, now - 1)
                 pass_on()
-                T.wait_wgmma(1)
+                wait(f.S, BN, 1)
                 release(s.k_empty, now % ST, lane)
                 next_softmax(c, f, hi - 1 - step, at, cut)
-                T.wait_wgmma(0)
+                wait(f.O, D_v, 0)
                 release(s.v_empty, (now - 1) % ST, lane)
                 rescale(f)
                 T.copy(f.S, f.P)
@@ -294,20 +342,17 @@ class GQAPrefill(Kernel):
                 steps(c, s, f, lane, turn, g, at, hi, rest, hi - lo, True)
 
         @T.macro
-        def finish(f, b, h, row, sinks, lse):
+        def finish(f, h, sinks):
             """What each row of O is multiplied by, and lse."""
             T.reduce_sum(f.l, f.total, dim=1)
             if has_sinks:
                 T.fill(f.sink, sinks[h] * LOG2E)
-            row_factors(f.alpha, f.top, f.total, f.sink, BM, has_sinks)
+            row_factors(f.alpha, f.top, f.total, f.sink, has_sinks, BM)
             if has_lse:
-                row_logs(f.log, f.top, f.total, f.sink, BM, has_sinks)
-                for i in T.Parallel(BM):
-                    if row + i < S_q:
-                        lse[b, h, row + i] = f.log[i]
+                row_logs(f.log, f.top, f.total, f.sink, has_sinks, BM)
 
         @T.macro
-        def store(s, f, o, tx, b, h, row):
+        def store(s, f, o, lse, tx, b, h, row):
             for i, j in T.Parallel(BM, D_v):
                 f.O[i, j] *= f.alpha[i]
             if config.staged_store:
@@ -328,6 +373,10 @@ class GQAPrefill(Kernel):
                 for i, j in T.Parallel(BM, D_v):
                     if row + i < S_q:
                         o[b, row + i, h, j] = f.O[i, j]
+            if has_lse:  # behind the fence, which waits for whatever was stored
+                for i in T.Parallel(BM):
+                    if row + i < S_q:
+                        lse[b, h, row + i] = f.log[i]
 
         @T.macro
         def consume(c, s, f, bid, tx, slopes, sinks, o, lse):
@@ -353,7 +402,7 @@ class GQAPrefill(Kernel):
             take_query(s, f, lane, 0, h, at, slopes)
             issue_qk(s, f, 0, 0)
             pass_on()
-            T.wait_wgmma(0)
+            wait(f.S, BN, 0)
             release(s.k_empty, 0, lane)
             first_softmax(c, f, hi - 1, at)
             T.copy(f.S, f.P)
@@ -379,20 +428,20 @@ class GQAPrefill(Kernel):
                     issue_qk(s, f, turn, g)
                     issue_pv(s, f, g - 1)
                     pass_on()
-                    finish(f, b_done, h_done, row_done, sinks, lse)
-                    T.wait_wgmma(1)
+                    finish(f, h_done, sinks)
+                    wait(f.S, BN, 1)
                     release(s.k_empty, g % ST, lane)
                     first_softmax(c, f, hi - 1, at)
-                    T.wait_wgmma(0)
+                    wait(f.O, D_v, 0)
                     release(s.v_empty, (g - 1) % ST, lane)
-                    store(s, f, o, tx, b_done, h_done, row_done)
+                    store(s, f, o, lse, tx, b_done, h_done, row_done)
                     T.clear(f.O)
                     T.copy(f.S, f.P)
                 else:
                     issue_pv(s, f, g - 1)
-                    finish(f, b_done, h_done, row_done, sinks, lse)
-                    T.wait_wgmma(0)
-                    store(s, f, o, tx, b_done, h_done, row_done)
+                    finish(f, h_done, sinks)
+                    wait(f.O, D_v, 0)
+                    store(s, f, o, lse, tx, b_done, h_done, row_done)
             if config.staged_store and tx % 128 < 32:
                 T.tma_store_wait(0)
 
@@ -477,6 +526,7 @@ class GQAPrefill(Kernel):
                     m=T.alloc_fragment((BM,), f32),
                     m_before=T.alloc_fragment((BM,), f32),
                     top=T.alloc_fragment((BM,), f32),  # the maximum in base 2, 0 where no key is seen
+                    top_before=T.alloc_fragment((BM,), f32),
                     alpha=T.alloc_fragment((BM,), f32),
                     total=T.alloc_fragment((BM,), f32),
                     sink=T.alloc_fragment((BM,), f32),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from attrs import define
 from torch import Tensor
@@ -37,7 +40,12 @@ class GQADenseFwdOp(Op):
     out_dtype: torch.dtype | None = None
 
     kernels = ("gqa_decode:GQADecode", "gqa_prefill:GQAPrefill", "gqa_general:GQAGeneral")
-    buckets = {"B": (1,), "S_q": (1,), "S_kv": (256,)}  # noqa: RUF012
+    # Decode deals out whole batch elements where they fill the SMs, so B counts in small steps.
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "B": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128),
+        "S_q": (1,),
+        "S_kv": (256,),
+    }
 
     def __call__(
         self,
