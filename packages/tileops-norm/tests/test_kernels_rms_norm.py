@@ -1,4 +1,4 @@
-"""The SM90 kernels of RMSNorm and its backward: what they refuse, how rows are dealt; on a GPU, that they are right."""
+"""The SM90 kernels of RMSNorm and its backward: dispatch, how rows are dealt, and, on a GPU, that they are right."""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from attrs import define
 from torch import Tensor
@@ -35,6 +38,14 @@ class GQADenseFwdOp(Op):
     softcap: float | None = None
     return_lse: bool = False
     out_dtype: torch.dtype | None = None
+
+    kernels = ("gqa_decode:GQADecode", "gqa_prefill:GQAPrefill", "gqa_general:GQAGeneral")
+    # Decode deals out whole batch elements where they fill the SMs, so B counts in small steps.
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "B": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128),
+        "S_q": (1,),
+        "S_kv": (256,),
+    }
 
     def __call__(
         self,

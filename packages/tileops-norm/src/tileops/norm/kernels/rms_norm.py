@@ -1,5 +1,6 @@
 """RMSNorm forward: one read and one write of each element while a row fits in registers, two reads beyond."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,25 +12,31 @@ import tilelang.language as T
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.program import tensors
-from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
+    MAX_CLUSTER,
+    MAX_RESIDENT,
+    MAX_THREADS,
     PASSES,
+    REGISTERS,
     WARP,
     Deal,
     Place,
     clear,
     count,
     flat,
+    give_block,
+    give_cluster,
+    lanes_for,
     launch,
     load,
-    narrow_lanes,
     refuse_rows,
-    sum_block,
-    sum_cluster,
     sum_lanes,
+    take_block,
+    take_cluster,
     vector,
+    words,
 )
 
 DEFAULT_EPS = 2.0**-23
@@ -37,36 +44,62 @@ DEFAULT_EPS = 2.0**-23
 
 @attrs.frozen
 class Config:
-    """``lanes`` threads of a block of ``threads`` hold ``chunks`` vectors each of a row, ``unroll`` rows at once.
+    """``lanes`` threads of each of ``cluster`` blocks hold ``chunks`` vectors each of a row: that is a sum's order.
 
-    In a ``cluster`` of more than one block, all of them share a row. ``early`` loads the weight before the row's sum.
+    The rest has no part in it: a block has ``threads``, takes ``unroll`` rows at once, loads the weight ``early``,
+    before a row is summed, and leaves registers for so many ``resident`` blocks a multiprocessor.
     """
 
-    threads: int
     lanes: int
     chunks: int
-    unroll: int = 1
     cluster: int = 1
+    threads: int = 128
+    unroll: int = 1
     early: bool = True
+    resident: int = 1
 
 
-def deal_row(n: int, dtype: str) -> Config | None:
-    """How rows of a length are dealt; None for rows that no cluster's registers hold. The number of rows has no say."""
+# Vectors of a row, and the most threads that share it.
+LADDER = ((64, WARP), (256, 128), (2048, 256), (4096, 512), (8192, 1024))
+HELD = 32  # registers for a thread's part of a row, where 1024 threads share it
+
+
+def configs(n: int, dtype: str) -> Iterator[Config]:
+    """The configs for rows of a length, the default first; none for rows that no cluster's registers hold.
+
+    All of them sum a row in one order: neither the number of rows nor a tuner has a say in it.
+    """
     vec = vector(n, dtype)
-    vectors = n // vec
-    size = itemsize(dtype)
-    if vectors <= 4 * WARP:  # within a warp
-        lanes = narrow_lanes(vectors)
-        return Config(4 * WARP, lanes, -(-vectors // lanes))
-    words = max(vec * size, 4) // 4
-    for cluster in (1, 2, 4, 8):
-        lanes = -(-vectors // (cluster * 4 * WARP)) * WARP
-        if lanes <= 1024:
-            return Config(lanes, lanes, -(-vectors // (cluster * lanes)), cluster=cluster)
-        lanes = 1024
-        chunks = -(-vectors // (cluster * lanes))
-        if chunks * words <= 32:
-            return Config(lanes, lanes, chunks, cluster=cluster, early=chunks * words <= 16)
+    vectors, size = n // vec, words(vec, dtype)
+    most = next((threads for limit, threads in LADDER if vectors <= limit), MAX_THREADS)
+    for cluster in (1, 2, 4, MAX_CLUSTER):
+        share = -(-vectors // cluster)
+        if -(-share // most) * size <= HELD or most < MAX_THREADS:
+            break
+    else:
+        return
+    lanes = lanes_for(share, most)
+    deal = Config(lanes, -(-share // lanes), cluster, max(lanes, 128) if lanes <= WARP else lanes)
+    default = attrs.evolve(deal, unroll=2 if lanes <= WARP else 1, early=deal.chunks * size <= 16)
+    seen = [default]
+    for threads in (128, 256) if lanes <= WARP else (lanes,):
+        for unroll, weight, resident in itertools.product((1, 2, 4), (True, False), (1, 2, 3, 4, 5, 8)):
+            config = attrs.evolve(deal, threads=threads, unroll=unroll, early=weight, resident=resident)
+            if config not in seen and excluded(config, n, dtype) is None:
+                seen.append(config)
+    yield from seen
+
+
+def excluded(config: Config, n: int, dtype: str) -> str | None:
+    """Why a config is left out, or None."""
+    held = config.chunks * words(vector(n, dtype), dtype)
+    if config.unroll > 1 and config.lanes > WARP:
+        return "rows at once that a block would sum one by one"
+    if config.threads * config.resident > MAX_RESIDENT:
+        return "more threads than a multiprocessor has"
+    registers = min(255, REGISTERS // (config.threads * config.resident))
+    if held * (config.unroll + config.early) + 24 > registers:
+        return "more registers than a thread has"
     return None
 
 
@@ -82,14 +115,12 @@ class RMSNormRows(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        if deal_row(*row_of(call)) is None:
+        if next(configs(*row_of(call)), None) is None:
             return "a row of {} {} fits in no cluster's registers".format(*row_of(call))
         return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
-        config = deal_row(*row_of(call))
-        if config is not None:
-            yield config
+        return configs(*row_of(call))
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         t, sizes = tensors(static)
@@ -103,6 +134,7 @@ class RMSNormRows(Kernel):
 
         @T.macro
         def norm(block, x, weight, y, rstd):
+            T.annotate_min_blocks_per_sm(config.resident)
             tx = T.get_thread_binding()
             lane = tx % config.lanes
             rank = block % cluster
@@ -113,12 +145,10 @@ class RMSNormRows(Kernel):
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((ACCUMULATORS,), "float32")
             total = T.alloc_local((unroll,), "float32")
+            part = T.alloc_shared((1, warps), "float32")
             if cluster > 1:
-                part = T.alloc_shared((1, warps), "float32")
                 parts = T.alloc_shared((1, cluster, warps), "float32")
                 T.cluster_arrive_relaxed()
-            elif config.lanes > WARP:
-                part = T.alloc_shared((warps,), "float32")
             if deal.ragged or not exact:
                 clear(raw, unroll * held)
             for u in T.unroll(unroll):
@@ -135,9 +165,13 @@ class RMSNormRows(Kernel):
                 total[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
             if cluster > 1:
                 T.cluster_wait()
-                sum_cluster(total, part, parts, 0, tx, warps, rank, cluster)
+                give_cluster(total, part, parts, 0, tx, warps, rank, cluster)
+                T.cluster_sync()
+                take_cluster(total, parts, 0, tx, warps, cluster)
             elif config.lanes > WARP:
-                sum_block(total, part, 0, tx, warps)
+                give_block(total, part, 0, tx)
+                T.sync_threads()
+                take_block(total, part, 0, tx, warps)
             else:
                 sum_lanes(total, unroll, config.lanes)
             for u in T.unroll(unroll):
@@ -198,7 +232,7 @@ class RMSNormStream(Kernel):
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((ACCUMULATORS,), "float32")
             total = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((threads // WARP,), "float32")
+            part = T.alloc_shared((1, threads // WARP), "float32")
             start[0] = p.place.start(block, sizes)
             clear(acc, ACCUMULATORS)
             for step in T.serial(steps):
@@ -207,7 +241,9 @@ class RMSNormStream(Kernel):
                 for i in T.unroll(held):
                     acc[i % ACCUMULATORS] += T.cast(raw[i], "float32") * T.cast(raw[i], "float32")
             total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            sum_block(total, part, 0, tx, threads // WARP)
+            give_block(total, part, 0, tx)
+            T.sync_threads()
+            take_block(total, part, 0, tx, threads // WARP)
             total[0] = T.rsqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
             if rstd is not None:
                 if tx == 0:

@@ -1,5 +1,6 @@
 """RMSNorm backward: dx a row at a time, dweight summed over rows in two steps whose order is fixed."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,64 +12,99 @@ import tilelang.language as T
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Scratch, Static
 from tileops.core.program import tensors
+from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels.rms_norm import row_of
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     COLUMN_WARPS,
+    MAX_CLUSTER,
+    MAX_RESIDENT,
     PASSES,
+    REGISTERS,
     WARP,
     Deal,
     Place,
     clear,
     count,
     flat,
+    give_block,
+    give_cluster,
+    lanes_for,
     launch,
     load,
-    narrow_lanes,
     refuse_rows,
     stage,
-    sum_block,
-    sum_cluster,
     sum_columns,
     sum_lanes,
+    take_block,
+    take_cluster,
     vector,
 )
 
-STAGES = 2  # rows of a worker in shared memory: the one that is worked on, and the next on its way
+STAGES = 3  # rows of a worker in shared memory: one gets its dx, the next is summed, the next but one is on its way
 
 
 @attrs.frozen
 class Config:
-    """``lanes`` threads of a block of ``threads`` take ``chunks`` vectors each of a row, and ``unroll`` rows at once.
+    """``lanes`` threads of each of ``cluster`` blocks take ``chunks`` vectors each of a row: that is a row's order.
 
-    ``workers`` blocks, or clusters of ``cluster`` blocks that share a row, walk all rows; ``resident`` blocks share a
-    multiprocessor.
+    The rest has no part in it: a block has ``threads``, takes ``unroll`` rows at once, and ``resident`` blocks share a
+    multiprocessor; so many ``workers``, blocks or clusters, walk all rows.
     """
 
-    threads: int
     lanes: int
     chunks: int
+    cluster: int
+    threads: int
     workers: int
     unroll: int = 1
-    cluster: int = 1
     resident: int = 1
 
 
-def deal_row(n: int, dtype: str, device: Device) -> Config | None:
-    """How rows of a length are dealt; None for rows that no cluster can take. The number of rows has no say."""
+# Vectors of a row, and the most threads that share it.
+LADDER = ((32, WARP), (128, 128), (512, 256))
+MOST, BYTES = 512, 32 * 1024  # threads of a block for longer rows, and what each stage holds of a row of x, and of dy
+
+
+def configs(n: int, dtype: str, device: Device) -> Iterator[Config]:
+    """The configs for rows of a length, the default first; none for rows too long for a cluster.
+
+    All of them sum a row in one order. That of dweight, over rows, is a config's own.
+    """
     vec = vector(n, dtype)
     vectors = n // vec
-    if vectors <= 4 * WARP:
-        lanes = narrow_lanes(vectors)
-        chunks = -(-vectors // lanes)
-        return Config(8 * WARP, lanes, chunks, 2 * device.sm_count, resident=2)
-    for cluster in (1, 2, 4, 8):
-        lanes = -(-vectors // (cluster * 4 * WARP)) * WARP
-        if lanes <= 512:
-            resident = 512 // lanes if cluster == 1 else 1
-            sms = device.sm_count if cluster == 1 else device.sm_count // 8 * 8 // cluster
-            return Config(lanes, lanes, -(-vectors // (cluster * lanes)), sms * resident, 1, cluster, resident)
+    most = next((threads for limit, threads in LADDER if vectors <= limit), MOST)
+    cluster = next((c for c in (1, 2, 4, MAX_CLUSTER) if -(-vectors // c) * vec * itemsize(dtype) <= BYTES), None)
+    if cluster is None:
+        return
+    share = -(-vectors // cluster)
+    lanes = lanes_for(share, most)
+    chunks = -(-share // lanes)
+    first = max(1, MOST // max(lanes, 128))
+    for resident, threads, unroll in itertools.product(
+        dict.fromkeys((first, 1, 2, 3, 4, 8)), (256, 128, 512) if lanes <= WARP else (lanes,), (1, 2, 4)
+    ):
+        # Clusters find no room in what is left of a group of 16 or 18 multiprocessors.
+        workers = (device.sm_count if cluster == 1 else device.sm_count // 8 * 8) * resident // cluster
+        config = Config(lanes, chunks, cluster, threads, workers, unroll, resident)
+        if excluded(config, n, dtype, device) is None:
+            yield config
+
+
+def excluded(config: Config, n: int, dtype: str, device: Device) -> str | None:
+    """Why a config is left out, or None."""
+    vec = vector(n, dtype)
+    held = config.chunks * vec
+    if config.unroll > 1 and config.lanes > WARP:
+        return "rows at once that a block would sum one by one"
+    if config.threads * config.resident > MAX_RESIDENT:
+        return "more threads than a multiprocessor has"
+    shared = 2 * STAGES * config.unroll * config.threads * held * itemsize(dtype) + 4 * n * (config.lanes <= WARP)
+    if (shared + 2048) * config.resident > device.shared_bytes:
+        return "more shared memory than a multiprocessor has"
+    if held * 3 // 2 + 36 > min(255, REGISTERS // (config.threads * config.resident)):
+        return "more registers than a thread has"
     return None
 
 
@@ -85,14 +121,12 @@ class RMSNormBwdRows(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        if deal_row(*row_of(call), device) is None:
+        if next(configs(*row_of(call), device), None) is None:
             return "a row of {} {} fits in no cluster's shared memory".format(*row_of(call))
         return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
-        config = deal_row(*row_of(call), device)
-        if config is not None:
-            yield config
+        return configs(*row_of(call), device)
 
     def workspace(self, call: Call, config: Config) -> list[Scratch]:
         n, _ = row_of(call)
@@ -111,13 +145,10 @@ class RMSNormBwdRows(Kernel):
         depth = unroll * deal.chunks * slot  # of a stage
 
         @T.macro
-        def fetch(step, worker, tx, rank, row, start, r, x, dy, rstd, x_staged, dy_staged):
+        def fetch(step, worker, tx, rank, row, start, x, dy, x_staged, dy_staged):
             """Start the thread's part of a step's rows on its way."""
             for u in T.unroll(unroll):
                 row[0] = ((step * config.workers + worker) * unroll + u) * groups + tx // config.lanes
-                r[u] = 0.0
-                if row[0] < rows:
-                    r[u] = flat(rstd, "float32")[T.cast(row[0], "int64")]
                 at = step % STAGES * depth + u * deal.chunks * slot + tx * p.vec
                 lane, there = tx % config.lanes, row[0] < rows
                 start[0] = p.place.start(row[0], sizes)
@@ -132,6 +163,48 @@ class RMSNormBwdRows(Kernel):
                 x_raw[v] = x_staged[step % STAGES * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
             for v in T.vectorized(p.vec):
                 dy_raw[v] = dy_staged[step % STAGES * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
+
+        @T.macro
+        def dot(step, tx, share, acc, scale, x_staged, dy_staged, x_raw, dy_raw):
+            """A thread's share of the sums over a step's rows of x times the gradient by x * rstd."""
+            for u in T.unroll(unroll):
+                clear(acc, ACCUMULATORS)
+                for i in T.unroll(deal.chunks):
+                    unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
+                    for v in T.unroll(p.vec):
+                        acc[(i * p.vec + v) % ACCUMULATORS] += T.cast(x_raw[v], "float32") * p.scaled(
+                            dy_raw[v], scale[i * p.vec + v]
+                        )
+                share[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+
+        @T.macro
+        def load_rstd(step, worker, group, row, r, rstd):
+            for u in T.unroll(unroll):
+                row[0] = ((step * config.workers + worker) * unroll + u) * groups + group
+                r[u] = 0.0
+                if row[0] < rows:
+                    r[u] = flat(rstd, "float32")[T.cast(row[0], "int64")]
+
+        @T.macro
+        def give(share, part, parts, buffer, tx, rank):
+            if cluster > 1:
+                give_cluster(share, part, parts, buffer, tx, warps, rank, cluster)
+            elif config.lanes > WARP:
+                give_block(share, part, buffer, tx)
+            else:
+                sum_lanes(share, unroll, config.lanes)
+
+        @T.macro
+        def take(total, share, r, part, parts, buffer, tx):
+            """What is to be taken off an element of dx, times x: the mean over the row, by rstd thrice."""
+            if cluster > 1:
+                T.cluster_wait()
+                take_cluster(share, parts, buffer, tx, warps, cluster)
+            elif config.lanes > WARP:
+                T.sync_threads()
+                take_block(share, part, buffer, tx, warps)
+            for u in T.unroll(unroll):
+                total[u] = share[u] * r[u] / T.float32(p.n) * r[u] * r[u]  # in this order nothing overflows
 
         @T.macro
         def backward(block, dy, x, weight, rstd, dx, partial):
@@ -154,43 +227,41 @@ class RMSNormBwdRows(Kernel):
             dw = T.alloc_local((held,), "float32")
             acc = T.alloc_local((ACCUMULATORS,), "float32")
             total = T.alloc_local((unroll,), "float32")
+            share = T.alloc_local((unroll,), "float32")
+            part = T.alloc_shared((2, warps), "float32")
+            parts = T.alloc_shared((2, cluster, warps), "float32")
             if cluster > 1:
-                part = T.alloc_shared((2, warps), "float32")
-                parts = T.alloc_shared((2, cluster, warps), "float32")
-                T.cluster_sync()
-            elif config.lanes > WARP:
-                part = T.alloc_shared((2 * warps,), "float32")
+                T.cluster_arrive()
+            for ahead in T.unroll(STAGES - 1):
+                fetch(ahead, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
             if weight is not None:
                 clear(scale, held)
                 clear(dw, held)
                 load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, lane, rank)
-            fetch(0, worker, tx, rank, row, start, r_next, x, dy, rstd, x_staged, dy_staged)
+            load_rstd(0, worker, group, row, r, rstd)
+            # The compiler knows of no copy and no wait: a warp's barrier keeps its own reads on their side of them.
+            T.ptx_wait_group(STAGES - 2)
+            T.sync_warp()
+            dot(0, tx, share, acc, scale, x_staged, dy_staged, x_raw, dy_raw)
+            if cluster > 1:
+                T.cluster_wait()
+            give(share, part, parts, 0, tx, rank)
+            if cluster > 1:
+                T.cluster_arrive()
+            take(total, share, r, part, parts, 0, tx)
             for step in T.serial(T.ceildiv(rows, config.workers * groups * unroll)):
-                # The compiler knows of no copy and no wait: this keeps its own reads on their side of them.
                 T.sync_warp()
-                for u in T.unroll(unroll):
-                    r[u] = r_next[u]
-                fetch(step + 1, worker, tx, rank, row, start, r_next, x, dy, rstd, x_staged, dy_staged)
-                T.ptx_wait_group(1)
+                fetch(step + STAGES - 1, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
+                load_rstd(step + 1, worker, group, row, r_next, rstd)
+                T.ptx_wait_group(STAGES - 2)
                 T.sync_warp()
-                for u in T.unroll(unroll):
-                    clear(acc, ACCUMULATORS)
-                    for i in T.unroll(deal.chunks):
-                        unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
-                        for v in T.unroll(p.vec):
-                            acc[(i * p.vec + v) % ACCUMULATORS] += T.cast(x_raw[v], "float32") * p.scaled(
-                                dy_raw[v], scale[i * p.vec + v]
-                            )
-                    total[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+                # The next rows are summed first: their sums cross the block or the cluster while these get their dx.
+                dot(step + 1, tx, share, acc, scale, x_staged, dy_staged, x_raw, dy_raw)
+                give(share, part, parts, (step + 1) % 2, tx, rank)
                 if cluster > 1:
-                    sum_cluster(total, part, parts, step % 2, tx, warps, rank, cluster)
-                elif config.lanes > WARP:
-                    sum_block(total, part, step % 2 * warps, tx, warps)
-                else:
-                    sum_lanes(total, unroll, config.lanes)
+                    T.cluster_arrive()
                 for u in T.unroll(unroll):
                     row[0] = ((step * config.workers + worker) * unroll + u) * groups + group
-                    total[u] = total[u] * r[u] / T.float32(p.n) * r[u] * r[u]  # of numbers of any size, none overflows
                     for i in T.unroll(deal.chunks):
                         unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
                         for v in T.vectorized(p.vec):
@@ -206,6 +277,8 @@ class RMSNormBwdRows(Kernel):
                         if weight is not None:
                             for v in T.unroll(p.vec):
                                 dw[i * p.vec + v] += T.cast(x_raw[v], "float32") * (T.cast(dy_raw[v], "float32") * r[u])
+                    r[u] = r_next[u]
+                take(total, share, r, part, parts, (step + 1) % 2, tx)
             if weight is not None:
                 if groups > 1:
                     # It may lie where the stages do: nothing may still arrive or be read there.
@@ -247,7 +320,7 @@ class RMSNormBwdRows(Kernel):
 
 @attrs.frozen
 class StreamConfig:
-    """A block of ``threads`` takes ``chunks`` vectors a thread of a row; then its warps share rows of a strip."""
+    """A block of ``threads`` takes ``chunks`` vectors a thread of its row at once, then its warps share rows."""
 
     threads: int = 512
     chunks: int = 2
@@ -294,7 +367,7 @@ class RMSNormBwdStream(Kernel):
             scale = T.alloc_local((held,), p.scale_dtype)
             acc = T.alloc_local((ACCUMULATORS,), "float32")
             total = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((warps,), "float32")
+            part = T.alloc_shared((1, warps), "float32")
             r[0] = flat(rstd, "float32")[T.cast(block, "int64")]
             clear(acc, ACCUMULATORS)
             clear(scale, held)
@@ -305,7 +378,9 @@ class RMSNormBwdStream(Kernel):
                 for i in T.unroll(held):
                     acc[i % ACCUMULATORS] += T.cast(x_raw[i], "float32") * p.scaled(dy_raw[i], scale[i])
             total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            sum_block(total, part, 0, tx, warps)
+            give_block(total, part, 0, tx)
+            T.sync_threads()
+            take_block(total, part, 0, tx, warps)
             total[0] = total[0] * r[0] / T.float32(p.n) * r[0] * r[0]
             for step in T.serial(deal.parts):
                 load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)

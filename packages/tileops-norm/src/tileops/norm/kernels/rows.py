@@ -25,9 +25,10 @@ ARCHS: Mapping[str, tuple[str, ...]] = {"cuda": ("sm90",)}
 # one more barrier behind each of ours.
 PASSES: Mapping[str, Any] = {"TL_DISABLE_SAFE_MEMORY_ACCESS": True, "TL_DISABLE_THREAD_STORAGE_SYNC": True}
 WARP = 32
-MAX_CLUSTER = 8  # blocks; more are not portable
+MAX_THREADS, MAX_CLUSTER = 1024, 8  # of a block, and its blocks; larger clusters are not portable
+REGISTERS, MAX_RESIDENT = 65536, 2048  # of a multiprocessor, and its threads
 ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
-COLUMN_WARPS = 16  # that share the rows of 32 columns
+COLUMN_WARPS, COLUMN_ROWS = 16, 8  # warps that share the rows of 32 columns, and rows that a warp loads at once
 _ANY_LENGTH = 1 << 40  # of a flat view: it has no bounds of its own
 _NO_AXES = tuple(int(n) for n in tilelang.__version__.split(".")[:3] if n.isdigit()) < (0, 1, 15)
 
@@ -73,9 +74,19 @@ def vector(n: int, dtype: str) -> int:
     return math.gcd(n, 16 // itemsize(dtype))
 
 
-def narrow_lanes(vectors: int) -> int:
-    """Lanes of a warp for a short row: a power of two, so that neighbours add up."""
-    return min(WARP, 1 << (vectors - 1).bit_length())
+def words(vec: int, dtype: str) -> int:
+    """Registers that a vector takes."""
+    return max(vec * itemsize(dtype) // 4, 1)
+
+
+def lanes_for(vectors: int, most: int) -> int:
+    """The fewest threads that take as many vectors each as ``most`` threads would.
+
+    Within a warp a power of two of them, so that neighbours add up, else whole warps.
+    """
+    if most <= WARP:
+        return min(most, 1 << (vectors - 1).bit_length())
+    return -(-vectors // -(-vectors // most) // WARP) * WARP
 
 
 @attrs.frozen
@@ -209,36 +220,44 @@ def sum_lanes(value, n, lanes):
 
 
 @T.macro
-def sum_block(value, part, at, tx, warps):
-    """The sum over a block, in every thread; ``part`` has a number a warp from ``at`` on, read last a barrier ago."""
-    value[0] = T.warp_reduce_sum(value[0])
-    if tx % WARP == 0:
-        part[at + tx // WARP] = value[0]
-    T.sync_threads()
-    value[0] = 0.0
-    if warps <= 8:
-        for i in T.unroll(warps):
-            value[0] += part[at + i]
-    else:
-        if tx % WARP < warps:
-            value[0] = part[at + tx % WARP]
-        value[0] = T.warp_reduce_sum(value[0])
+def give_block(value, part, buffer, tx):
+    """Give a thread's share of a block's sum: ``part`` has a number a warp in each buffer.
 
-
-@T.macro
-def sum_cluster(value, part, parts, buffer, tx, warps, block, blocks):
-    """The sum over a cluster, in every thread: each block sends its warps' sums to all blocks, into ``parts`` there.
-
-    All blocks must have met at the cluster's barrier once, so that their shared memory is there, and once more between
-    two sums that use the same ``buffer``.
+    ``take_block`` has the sum after the block's next barrier; another must lie between two sums in one buffer.
     """
     value[0] = T.warp_reduce_sum(value[0])
     if tx % WARP == 0:
         part[buffer, tx // WARP] = value[0]
+
+
+@T.macro
+def take_block(value, part, buffer, tx, warps):
+    """The sum of a block's shares, in every thread."""
+    value[0] = 0.0
+    if warps <= 8:
+        for i in T.unroll(warps):
+            value[0] += part[buffer, i]
+    else:
+        if tx % WARP < warps:
+            value[0] = part[buffer, tx % WARP]
+        value[0] = T.warp_reduce_sum(value[0])
+
+
+@T.macro
+def give_cluster(value, part, parts, buffer, tx, warps, rank, blocks):
+    """The same for a cluster and its barrier: each block sends its warps' sums to all blocks, into ``parts`` there.
+
+    All blocks must have met at a barrier before the first sum, so that their shared memory is there.
+    """
+    give_block(value, part, buffer, tx)
     T.sync_threads()
     for other in T.unroll(blocks):
-        T.copy_cluster(part[buffer, 0:warps], parts[buffer, block, 0:warps], dst_block=other)
-    T.cluster_sync()
+        T.copy_cluster(part[buffer, 0:warps], parts[buffer, rank, 0:warps], dst_block=other)
+
+
+@T.macro
+def take_cluster(value, parts, buffer, tx, warps, blocks):
+    """The sum of a cluster's shares, in every thread."""
     value[0] = 0.0
     for i in T.unroll(-(-blocks * warps // WARP)):
         if i * WARP + tx % WARP < blocks * warps:
@@ -251,15 +270,18 @@ def sum_columns(block, total, partial, n, dtype, rows):
     """The sums of 32 columns of float32 ``partial``, of which the first ``rows`` rows count, always in one order."""
     tx = T.get_thread_binding()
     part = T.alloc_shared((COLUMN_WARPS, WARP), "float32")
+    read = T.alloc_local((COLUMN_ROWS,), "float32")
     acc = T.alloc_local((ACCUMULATORS,), "float32")
     column = block * WARP + tx % WARP
     clear(acc, ACCUMULATORS)
-    if column < n:
-        for step in T.serial(T.ceildiv(rows, COLUMN_WARPS * ACCUMULATORS)):
-            for i in T.unroll(ACCUMULATORS):
-                row = (step * ACCUMULATORS + i) * COLUMN_WARPS + tx // WARP
-                if row < rows:
-                    acc[i] += flat(partial, "float32")[T.cast(row, "int64") * n + column]
+    for step in T.serial(T.ceildiv(rows, COLUMN_WARPS * COLUMN_ROWS)):
+        clear(read, COLUMN_ROWS)  # all loads before the first sum: one by one, each would wait for memory
+        for i in T.unroll(COLUMN_ROWS):
+            row = (step * COLUMN_ROWS + i) * COLUMN_WARPS + tx // WARP
+            if T.And(row < rows, column < n):
+                read[i] = flat(partial, "float32")[T.cast(row, "int64") * n + column]
+        for i in T.unroll(COLUMN_ROWS):
+            acc[i % ACCUMULATORS] += read[i]
     part[tx // WARP, tx % WARP] = (acc[0] + acc[1]) + (acc[2] + acc[3])
     T.sync_threads()
     if T.And(tx < WARP, column < n):

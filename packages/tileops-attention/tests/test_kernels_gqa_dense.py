@@ -1,0 +1,392 @@
+"""The SM90 kernels of GQADenseFwdOp: what each refuses, which configs are legal, and, on a GPU, that they are right."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from tileops.attention import GQADenseFwdOp
+from tileops.attention.kernels import gqa_decode, gqa_general, gqa_prefill
+from tileops.core import program, workloads
+from tileops.core.accuracy import collect, verify
+from tileops.core.backend import cuda, gpu
+from tileops.core.check import Call, TensorMeta
+from tileops.core.inputs import make_inputs
+from tileops.core.kernel import H200, Device, Kernel, static_of
+from tileops.core.torch_ops import checker_of
+
+DECODE, PREFILL, GENERAL = gqa_decode.GQADecode(), gqa_prefill.GQAPrefill(), gqa_general.GQAGeneral()
+KERNELS = (DECODE, PREFILL, GENERAL)
+SM90A = {"kind": "cuda", "arch": "sm_90a"}
+INF, NAN = float("inf"), float("nan")
+
+
+@attrs.frozen
+class Kind:
+    """Calls that differ in B, S_q and S_kv only. ``extra`` names the optional inputs that are given."""
+
+    H: int = 8
+    H_kv: int = 2
+    D: int = 128
+    D_v: int = 0  # 0: D
+    T: str = "bfloat16"
+    extra: tuple[str, ...] = ()
+    params: dict[str, Any] = attrs.field(factory=dict, kw_only=True)
+
+    @property
+    def op(self) -> GQADenseFwdOp:
+        return GQADenseFwdOp(**self.params)
+
+    def call(self, B: int, S_q: int, S_kv: int, **strides: tuple[int, ...]) -> Call:
+        shapes = {
+            "q": (S_q, self.H, self.D),
+            "k": (S_kv, self.H_kv, self.D),
+            "v": (S_kv, self.H_kv, self.D_v or self.D),
+        }
+        metas: list[TensorMeta | None] = []
+        for name, shape in shapes.items():
+            given = {"strides": strides[name]} if name in strides else {}
+            metas.append(TensorMeta((B, *shape), self.T, **given))
+        for name in ("sinks", "alibi_slopes"):
+            metas.append(TensorMeta((self.H,), "float32") if name in self.extra else None)
+        return self.op.bind(*metas)
+
+
+EVERYTHING = Kind(
+    extra=("sinks", "alibi_slopes"),
+    params={"is_causal": True, "window_size_left": 70, "softcap": 20.0, "softmax_scale": 0.2, "return_lse": True},
+)
+SINK = ("sinks",)
+SLOPES = ("alibi_slopes",)
+SHORT = [
+    (2, 65, 65),
+    (1, 127, 200),
+    (3, 128, 128),
+    (1, 129, 257),
+    (2, 200, 129),
+    (1, 257, 1),
+    (2, 90, 31),
+    (1, 600, 700),
+]
+STEPS = [(1, 1, 1), (3, 1, 5), (2, 1, 127), (70, 1, 129), (1, 1, 4095), (200, 1, 300)]
+FEW = [(2, 5, 3), (3, 8, 8), (2, 13, 1000), (50, 16, 129)]
+# name -> kind, and the sizes (B, S_q, S_kv) that it runs
+CASES: dict[str, tuple[Kind, list[tuple[int, int, int]]]] = {
+    "causal": (Kind(params={"is_causal": True}), [*SHORT, *STEPS, *FEW]),
+    "full-fp16": (Kind(4, 4, 64, T="float16"), [*SHORT, *STEPS]),
+    "lse": (Kind(3, 3, 64, params={"is_causal": True, "return_lse": True}), [*SHORT, *STEPS, *FEW]),
+    "everything": (EVERYTHING, [*SHORT, *STEPS, *FEW]),
+    "sinks": (Kind(16, 2, 64, extra=SINK, params={"window_size_left": 0, "is_causal": True}), [*SHORT, *STEPS]),
+    "alibi": (Kind(4, 4, extra=SLOPES, params={"window_size_right": 5}), SHORT),
+    "softcap": (Kind(4, 2, T="float16", params={"softcap": 5.0}), [*SHORT, (2, 1, 300)]),
+    "window-1": (Kind(params={"is_causal": True, "window_size_left": 1}), [*SHORT, *STEPS]),
+    "window-both": (
+        Kind(4, 2, params={"window_size_left": 64, "window_size_right": 30, "return_lse": True}),
+        [*SHORT, *FEW],
+    ),
+    "window-huge": (
+        Kind(params={"window_size_left": 10**12, "window_size_right": 10**12}),
+        [(2, 90, 200), (2, 1, 200)],
+    ),
+    "group-5": (Kind(5, 1), [(2, 70, 70), *STEPS]),
+    "group-7": (Kind(28, 4, 64, params={"is_causal": True}), [(2, 70, 70), *STEPS, (2, 9, 100)]),
+    "group-64": (Kind(64, 1, params={"return_lse": True}), [(2, 3, 70), *STEPS]),
+    "heads-48": (Kind(48, 48, 64), [(1, 1, 3000), (2, 1, 200)]),
+    "d96": (Kind(D=96, params={"is_causal": True}), [*SHORT, (2, 1, 100)]),
+    "d192-128": (Kind(4, 4, 192, 128, params={"is_causal": True}), SHORT),
+    "d256": (Kind(4, 2, 256, T="float16", params={"is_causal": True}), SHORT),
+    "d40": (Kind(4, 2, 40, params={"is_causal": True, "window_size_left": 20, "return_lse": True}), [*SHORT, *STEPS]),
+    "d1": (Kind(2, 1, 1), [(2, 65, 65), (1, 1, 1)]),
+    "d17-33": (attrs.evolve(EVERYTHING, D=17, D_v=33, T="float16"), [*SHORT, (2, 1, 100)]),
+    "d64-256": (Kind(2, 1, 64, 256), [(2, 65, 65), (1, 1, 300)]),
+}
+
+
+def key(kernel: Kernel, call: Call, config: Any, device: Device) -> tuple[Any, ...]:
+    return kernel, static_of(checker_of(call.entry), call), config, device, cuda.target(device)
+
+
+def programs(calls: Iterator[Call], device: Device) -> dict[str, tuple[Any, ...]]:
+    """The programs that serve calls, as arguments of ``compile_only``."""
+    found = {}
+    for call in calls:
+        choice = gpu.choose(gpu.bucketed(call), device)
+        args = key(choice.kernel, gpu.packed(call, choice.copies), choice.config, device)
+        found[program.key_of(*args)] = args
+    return found
+
+
+def case_calls() -> Iterator[Call]:
+    for kind, sizes in CASES.values():
+        yield from (kind.call(*s) for s in sizes)
+
+
+def row_calls() -> list[Call]:
+    """The rows that are served, small enough for the float64 reference."""
+    entry = GQADenseFwdOp.entry
+    return [
+        workloads.scaled(checker_of(entry), row, case, 4e9, 2**28)
+        for row in entry.workloads
+        for case in workloads.cases(row)
+        if case["T"] != "float8_e4m3fn"
+    ]
+
+
+CAUSAL = CASES["causal"][0]
+PADDED = CAUSAL.call(2, 100, 100, q=(100 * 1032, 1032, 129, 1))
+
+
+def strided_calls() -> list[Call]:
+    """Inputs that are not packed and need no copy."""
+    fused = dict.fromkeys(("q", "k", "v"), (1536, 128, 1))  # views of one [B, S, 12 heads, 128]
+    by_head = (2 * 4096 * 128, 128, 4096 * 128, 1)  # a cache of up to 4096 rows a head
+    by_row = (1024 * 256, 256, 128, 1)  # of up to 1024 rows
+    calls = []
+    for S_q, S_kv in ((1, 300), (70, 300)):
+        calls.append(
+            CAUSAL.call(2, S_q, S_kv, **{n: (w[0] * (S_q if n == "q" else S_kv), *w) for n, w in fused.items()})
+        )
+        calls.append(CAUSAL.call(2, S_q, S_kv, k=by_head, v=by_head))
+        calls.append(CAUSAL.call(2, S_q, S_kv, k=by_row, v=by_row))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("kernel", "call", "reason"),
+    [
+        (DECODE, Kind().call(2, 17, 100), "128 query rows"),
+        (DECODE, Kind(65, 1).call(2, 1, 100), "65 query rows"),
+        (DECODE, Kind(D=256).call(2, 1, 100), "heads of 64, 96 or 128"),
+        (DECODE, Kind(D=64, D_v=128).call(2, 1, 100), "heads of 64, 96 or 128"),
+        (DECODE, Kind().call(2, 1, 100, k=(25600, 256, 128, 2)), "k's heads are not contiguous"),
+        (DECODE, Kind().call(2, 1, 100, v=(25800, 258, 129, 1)), "whole 16 bytes.* of v"),
+        (DECODE, Kind().call(2, 1, 4097, k=(2 * 4097 * 128, 128, 4097 * 128, 1)), "k's step from head to head follows"),
+        (PREFILL, Kind(D=40).call(2, 100, 100), "serves head sizes 64/64"),
+        (PREFILL, PADDED, "whole 16 bytes.* of q"),
+        (PREFILL, Kind().call(2, 100, 100, k=(0, 256, 128, 1)), "whole 16 bytes.* of k"),
+        (GENERAL, Kind(D=257).call(2, 100, 100), "more than 256"),
+        (GENERAL, PADDED, "whole 16 bytes.* of q"),
+    ],
+)
+def test_a_kernel_says_why_it_does_not_serve(kernel: Kernel, call: Call, reason: str) -> None:
+    assert re.search(reason, kernel.refuse(gpu.bucketed(call), H200) or "")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_float8_is_refused(kernel: Kernel) -> None:
+    one = TensorMeta((1, 2), "float32")
+    heads = [TensorMeta((1, 128, n, 128), "float8_e4m3fn") for n in (8, 2, 2)]
+    call = GQADenseFwdOp().bind(*heads, None, None, one, one, one)
+    assert "float8 comes with its own kernel" in (kernel.refuse(call, H200) or "")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "call"),
+    [
+        (DECODE, Kind().call(65536, 1, 1)),
+        (DECODE, Kind().call(2, 16, 100)),
+        (PREFILL, Kind().call(2, 17, 100)),
+        (PREFILL, Kind(D=192, D_v=128).call(2, 100, 100)),
+        *((DECODE if call["S_q"] == 1 else PREFILL, call) for call in strided_calls()),
+        (GENERAL, Kind(D=40).call(1, 1, 1)),
+        (GENERAL, Kind(D=1, D_v=256).call(2, 100, 100)),
+        (GENERAL, Kind(D=64, D_v=128).call(2, 1, 100)),
+        (DECODE, Kind(D=96).call(2, 1, 100)),
+    ],
+)
+def test_a_kernel_takes(kernel: Kernel, call: Call) -> None:
+    choice = gpu.choose(gpu.bucketed(call), H200)
+    assert (type(choice.kernel), choice.copies) == (type(kernel), ())
+
+
+@pytest.mark.parametrize("call", [PADDED, Kind().call(2, 1, 100, v=(12800, 128, 12800 * 2, 1))])
+def test_what_tma_can_not_walk_is_copied_for_it(call: Call) -> None:
+    choice = gpu.choose(gpu.bucketed(call), H200)
+    assert choice.copies
+    assert type(choice.kernel) in (gqa_decode.GQADecode, gqa_prefill.GQAPrefill)
+
+
+def test_every_config_of_every_row_is_legal() -> None:
+    for call in (*row_calls(), *case_calls()):
+        kind = gpu.bucketed(call)
+        serving = [k for k in KERNELS if k.refuse(kind, H200) is None]
+        assert serving, call
+        for kernel in serving:
+            configs = list(kernel.configs(kind, H200))
+            assert configs
+            assert len(set(configs)) == len(configs)
+            for config in configs:
+                assert config.shared_bytes(call["D"], call["D_v"]) <= H200.shared_bytes
+                assert sum(4 * torch.Size(s.shape).numel() for s in kernel.workspace(kind, config)) < 2**26
+
+
+def test_one_program_serves_every_length() -> None:
+    lengths = (65, 100, 1000, 4096, 100_000)
+    assert len(programs((CAUSAL.call(b, s, s) for s in lengths for b in (1, 7, 300)), H200)) == 1
+    assert len(programs((CAUSAL.call(b, 1, s) for s in lengths if s > 256 for b in (1, 7)), H200)) == 1
+
+
+@pytest.mark.parametrize("name", ["everything", "d40"])
+def test_programs_compile_without_a_gpu(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))
+    kind = CASES[name][0]
+    for args in programs((kind.call(2, s, 600) for s in (1, 100)), H200).values():
+        assert program.compile_only(*args).is_file()
+
+
+@pytest.fixture(scope="module")
+def built() -> None:
+    """All programs, compiled in parallel."""
+    device = cuda.device(0)
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        jobs = programs(iter([*case_calls(), *row_calls(), *strided_calls()]), device)
+        for _ in pool.map(lambda args: program.compile_only(*args), jobs.values()):
+            pass
+
+
+def check(call: Call, inputs: dict[str, Tensor | None]) -> Any:
+    """Run a call's op on these inputs and hold it to the reference; returns what it gave."""
+    op = GQADenseFwdOp(**{**call.params, "out_dtype": None})
+    returned = op(*inputs.values())
+    verdict = verify(call, inputs, collect(call, returned, inputs))
+    assert verdict, str(verdict)
+    return returned
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", CASES)
+def test_cases(built: None, name: str) -> None:
+    kind, sizes = CASES[name]
+    before = program.compilations
+    for i, size in enumerate(sizes):
+        call = kind.call(*size)
+        check(call, make_inputs(call, "cuda", seed=i))
+    assert program.compilations == before
+
+
+@pytest.mark.cuda
+@pytest.mark.full
+@pytest.mark.parametrize("call", row_calls(), ids=lambda call: call.id)
+def test_rows(built: None, call: Call) -> None:
+    check(call, make_inputs(call, "cuda"))
+
+
+def inputs_of(call: Call, seed: int = 0, **given: Tensor) -> dict[str, Tensor | None]:
+    return {**make_inputs(call, "cuda", seed=seed), **given}
+
+
+@pytest.mark.cuda
+@pytest.mark.semantics("GQADenseFwdOp", "max-exact")
+def test_logits_far_below_zero_have_their_softmax(built: None) -> None:
+    """A19, A20: no running maximum that starts at a finite number, no finite stand-in for -inf."""
+    for S_q, S_kv in ((1, 300), (128, 300), (257, 257)):
+        call = CAUSAL.call(2, S_q, S_kv)
+        q = torch.full(call.inputs["q"].shape, 448.0, device="cuda", dtype=torch.bfloat16)
+        k = torch.full(call.inputs["k"].shape, -1880.0, device="cuda", dtype=torch.bfloat16)
+        check(call, inputs_of(call, q=q, k=k))
+        k[:, ::3] = -1872.0
+        check(call, inputs_of(call, q=q, k=k))
+
+
+@pytest.mark.cuda
+@pytest.mark.semantics("GQADenseFwdOp", "masked-values")
+@pytest.mark.parametrize("name", ["sinks", "window-1", "everything", "window-both", "d40"])
+def test_what_no_query_sees_has_no_influence(built: None, name: str) -> None:
+    kind = CASES[name][0]
+    left = kind.params["window_size_left"]
+    for S_q, S_kv in ((1, 300), (9, 300), (90, 700), (257, 1000)):
+        call = kind.call(2, S_q, S_kv)
+        inputs = make_inputs(call, "cuda")
+        clean = check(call, inputs)
+        hidden = max(0, S_kv - S_q - left)
+        assert hidden or left > 200
+        inputs["k"][:, :hidden] = NAN
+        inputs["v"][:, :hidden] = INF
+        again = kind.op(*inputs.values())
+        for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (clean, again)), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.cuda
+@pytest.mark.semantics("GQADenseFwdOp", "masked-values")
+def test_rows_behind_the_last_key_are_not_read(built: None) -> None:
+    """A21: keys and values as a slice of a longer cache that holds NaN behind them."""
+    for S_q, S_kv in ((1, 129), (1, 1000), (130, 201)):
+        call = CAUSAL.call(3, S_q, S_kv)
+        inputs = make_inputs(call, "cuda")
+        for name in ("k", "v"):
+            cache = torch.full((3, 1024, 2, 128), NAN, device="cuda", dtype=torch.bfloat16)
+            cache[:, :S_kv] = inputs[name]
+            inputs[name] = cache[:, :S_kv]
+        check(call, inputs)
+
+
+@pytest.mark.cuda
+@pytest.mark.semantics("GQADenseFwdOp", "empty-row")
+def test_rows_that_see_no_key_are_zero(built: None) -> None:
+    for name in ("lse", "everything"):
+        kind = CASES[name][0]
+        call = kind.call(2, 300, 100)
+        inputs = make_inputs(call, "cuda")
+        o, lse = check(call, inputs)
+        assert not o[:, :200].any()
+        expected = inputs["sinks"][:, None] if "sinks" in kind.extra else torch.tensor(-INF, device="cuda")
+        torch.testing.assert_close(lse[..., :200], expected.expand_as(lse[..., :200]), rtol=3e-7, atol=0)
+
+
+@pytest.mark.cuda
+def test_a_large_batch_of_short_sequences(built: None) -> None:
+    """A25: more batch elements than a grid's y axis has."""
+    kind = CASES["full-fp16"][0]
+    call = kind.call(65536, 4, 4)
+    inputs = make_inputs(call, "cuda")
+    o = kind.op(*inputs.values())
+    few = [0, 65534, 65535]
+    call = kind.call(3, 4, 4)
+    inputs = {n: None if x is None else x[few] for n, x in inputs.items()}
+    assert verify(call, inputs, {"o": o[few], "lse": None})
+
+
+@pytest.mark.cuda
+def test_strides_that_tma_walks(built: None) -> None:
+    before = program.compilations
+    for call in strided_calls():
+        check(call, make_inputs(call, "cuda"))
+    assert program.compilations == before
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_any_other_strides(built: None, which: str) -> None:
+    """A26: an input stored head by head, with odd pitches, misaligned, or expanded over the batch: it is copied."""
+    before = program.compilations
+    for S_q, S_kv in ((70, 62), (1, 300)):
+        call = CAUSAL.call(2, S_q, S_kv)
+        plain = make_inputs(call, "cuda")
+        x = plain[which]
+        by_head = x.transpose(1, 2).contiguous().transpose(1, 2)
+        odd = torch.nn.functional.pad(x, (0, 3))[..., : x.shape[3]]
+        misaligned = torch.cat([x.new_zeros(1).flatten(), x.flatten()])[1:].view(x.shape)
+        for strided in (by_head, odd, misaligned, x[:1].expand_as(x)):
+            inputs = {**plain, which: strided}
+            check(CAUSAL.op.bind(*inputs.values()), inputs)
+    assert which == "q" or program.compilations == before
+
+
+@pytest.mark.cuda
+def test_splits_do_not_depend_on_timing(built: None) -> None:
+    kind = CASES["everything"][0]
+    call = kind.call(3, 1, 4095)
+    inputs = make_inputs(call, "cuda")
+    first = kind.op(*inputs.values())
+    for _ in range(20):
+        for a, b in zip(first, kind.op(*inputs.values()), strict=True):
+            assert torch.equal(a, b)
