@@ -18,7 +18,7 @@ from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
 from tileops.norm import RMSNormBwdOp, RMSNormFwdOp
 from tileops.norm.kernels import rms_norm, rms_norm_bwd
-from tileops.norm.kernels.rows import MAX_CLUSTER, WARP, vector
+from tileops.norm.kernels.rows import MAX_CLUSTER, WARP, Place, vector
 from tileops.norm.reference import rms_norm as reference
 
 DEVICE = "cuda"
@@ -99,6 +99,46 @@ def test_the_order_of_a_sum_is_that_of_the_length(n: int, dtype: torch.dtype) ->
                 assert config.cluster <= MAX_CLUSTER
                 assert config.lanes == config.threads or config.lanes in (1, 2, 4, 8, 16, 32)
         assert len(deals) <= 1
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "n", "reason"),
+    [
+        (rms_norm, rms_norm.Config(256, 4, threads=256, unroll=2), 8192, "a block would sum one by one"),
+        (rms_norm, rms_norm.Config(256, 4, threads=256, resident=9), 8192, "more threads"),
+        (rms_norm, rms_norm.Config(1024, 8, threads=1024, early=True), 65536, "more registers"),
+        (rms_norm_bwd, rms_norm_bwd.Config(256, 4, 1, 256, 132, unroll=2), 8192, "a block would sum one by one"),
+        (rms_norm_bwd, rms_norm_bwd.Config(32, 1, 1, 256, 132, resident=9), 256, "more threads"),
+        (rms_norm_bwd, rms_norm_bwd.Config(512, 4, 1, 512, 264, resident=2), 16384, "more shared memory"),
+        (rms_norm_bwd, rms_norm_bwd.Config(256, 4, 1, 256, 792, resident=6), 1000, "more shared memory"),
+        (rms_norm_bwd, rms_norm_bwd.Config(512, 2, 1, 512, 396, resident=3), 8192, "more shared memory"),
+        (rms_norm_bwd, rms_norm_bwd.Config(1024, 1, 1, 1024, 264, resident=2), 8192, "more registers"),
+    ],
+)
+def test_what_is_left_out_and_why(module: Any, config: Any, n: int, reason: str) -> None:
+    said = module.excluded(config, n, "bfloat16", *([H200] if module is rms_norm_bwd else []))
+    assert reason in (said or "")
+
+
+@pytest.mark.parametrize(
+    ("x", "axes", "groups", "unit"),
+    [
+        (meta(4, 5, 64), 1, ((("B[1]", "B[0]"), 64),), 8),
+        (meta(4, 5, 8, 8), 2, ((("B[1]", "B[0]"), 64),), 8),
+        (meta(4, 5, 96)[..., :64], 1, ((("B[1]", "B[0]"), 96),), 8),
+        (meta(4, 640)[:, :320].view(4, 5, 64), 1, ((("B[1]",), 64), (("B[0]",), 640)), 8),
+        (meta(4, 5, 66)[..., :64], 1, ((("B[1]", "B[0]"), 66),), 2),
+        (meta(4, 5, 65)[..., :64], 1, ((("B[1]", "B[0]"), 65),), 1),
+        (meta(5, 4, 64).transpose(0, 1), 1, ((("B[1]",), 256), (("B[0]",), 64)), 8),
+        (meta(1, 64).expand(7, 64), 1, ((("B[0]",), 0),), 8),
+        (meta(64), 1, (), 8),
+    ],
+)
+def test_where_rows_lie(x: Tensor, axes: int, groups: Any, unit: int) -> None:
+    call = forward_call(x, axes)
+    form = static_of(checker_of(call.entry), call).tensor("x")
+    assert form is not None
+    assert Place.of(form, axes, 8) == Place(groups, unit)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Config:
     resident: int = 1
 
 
-# Vectors of a row, and the most threads that share it.
+# Vectors of a row, and the most threads that share it: the fastest of several on an H200, from one row to 32768.
 LADDER = ((64, WARP), (256, 128), (2048, 256), (4096, 512), (8192, 1024))
 HELD = 32  # registers for a thread's part of a row, where 1024 threads share it
 
@@ -80,7 +80,10 @@ def configs(n: int, dtype: str) -> Iterator[Config]:
         return
     lanes = lanes_for(share, most)
     deal = Config(lanes, -(-share // lanes), cluster, max(lanes, 128) if lanes <= WARP else lanes)
-    default = attrs.evolve(deal, unroll=2 if lanes <= WARP else 1, early=deal.chunks * size <= 16)
+    early = 2 * deal.chunks * size + 24 <= REGISTERS // (2 * lanes)  # two blocks a multiprocessor still have room
+    default = attrs.evolve(
+        deal, unroll=2 if lanes <= WARP else 1, early=early, resident=1 if early or lanes > 512 else 2
+    )
     seen = [default]
     for threads in (128, 256) if lanes <= WARP else (lanes,):
         for unroll, weight, resident in itertools.product((1, 2, 4), (True, False), (1, 2, 3, 4, 5, 8)):

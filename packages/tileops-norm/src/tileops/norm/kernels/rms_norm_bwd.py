@@ -62,9 +62,18 @@ class Config:
     resident: int = 1
 
 
-# Vectors of a row, and the most threads that share it.
-LADDER = ((32, WARP), (128, 128), (512, 256))
-MOST, BYTES = 512, 32 * 1024  # threads of a block for longer rows, and what each stage holds of a row of x, and of dy
+# Vectors of a row, and the most threads that share it: the fastest of several on an H200.
+LADDER = ((32, WARP), (128, 64), (768, 256), (2048, 512))
+# A row beyond one block: the cluster that shares it, what each of its blocks holds of x, and of dy, and its threads.
+# Two of the smaller blocks share a multiprocessor.
+SHARES = (
+    (1, 32 << 10, 512),
+    (2, 16 << 10, 256),
+    (4, 16 << 10, 256),
+    (MAX_CLUSTER, 16 << 10, 256),
+    (MAX_CLUSTER, 32 << 10, 512),
+)
+VECTORS = 1024  # of a step on a multiprocessor: they keep memory busy
 
 
 def configs(n: int, dtype: str, device: Device) -> Iterator[Config]:
@@ -73,22 +82,25 @@ def configs(n: int, dtype: str, device: Device) -> Iterator[Config]:
     All of them sum a row in one order. That of dweight, over rows, is a config's own.
     """
     vec = vector(n, dtype)
-    vectors = n // vec
-    most = next((threads for limit, threads in LADDER if vectors <= limit), MOST)
-    cluster = next((c for c in (1, 2, 4, MAX_CLUSTER) if -(-vectors // c) * vec * itemsize(dtype) <= BYTES), None)
-    if cluster is None:
+    vectors, size = n // vec, vec * itemsize(dtype)
+    cluster, _, most = next((s for s in SHARES if -(-vectors // s[0]) * size <= s[1]), (0, 0, 0))
+    if not cluster:
         return
     share = -(-vectors // cluster)
-    lanes = lanes_for(share, most)
+    lanes = lanes_for(share, next((threads for limit, threads in LADDER if vectors <= limit), most))
     chunks = -(-share // lanes)
-    first = max(1, MOST // max(lanes, 128))
-    for resident, threads, unroll in itertools.product(
-        dict.fromkeys((first, 1, 2, 3, 4, 8)), (256, 128, 512) if lanes <= WARP else (lanes,), (1, 2, 4)
+    # Clusters find no room in what is left of a group of 16 or 18 multiprocessors, nor perhaps all of these: with four
+    # turns each, those that have to wait do not double the time.
+    sms, turns = (device.sm_count, (1,)) if cluster == 1 else (device.sm_count // 8 * 8, (1, 4))
+    all_threads = (256, 128, 512) if lanes <= WARP else (lanes,)
+    busy = round(VECTORS * min(cluster, 2) / (all_threads[0] * chunks))
+    seen = set()
+    for resident, turn, threads, unroll in itertools.product(
+        (min(max(busy, 1), 8), 1, 2, 3, 4, 8), turns, all_threads, (1, 2, 4)
     ):
-        # Clusters find no room in what is left of a group of 16 or 18 multiprocessors.
-        workers = (device.sm_count if cluster == 1 else device.sm_count // 8 * 8) * resident // cluster
-        config = Config(lanes, chunks, cluster, threads, workers, unroll, resident)
-        if excluded(config, n, dtype, device) is None:
+        config = Config(lanes, chunks, cluster, threads, sms * resident * turn // cluster, unroll, resident)
+        if config not in seen and excluded(config, n, dtype, device) is None:
+            seen.add(config)
             yield config
 
 
