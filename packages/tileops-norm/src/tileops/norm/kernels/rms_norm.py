@@ -109,9 +109,9 @@ def excluded(config: Config, n: int, dtype: str) -> str | None:
 class RMSNormRows(Kernel):
     """Rows in registers, one read and one write of each element: wins wherever a row fits.
 
-    A row has as many threads as make four 16-byte vectors each: some lanes of a warp (no barrier at all), a block of up
-    to 1024, or for rows beyond 128 KB a cluster of up to 8 blocks, whose warps write their sums into all blocks' shared
-    memory. The weight is loaded while the row's sum waits for the row.
+    A row is shared by some lanes of a warp (no barrier at all), by a block or, beyond 128 KB, by a cluster of up to 8
+    blocks, whose warps write their sums into all blocks' shared memory. Where registers allow, the weight is loaded
+    while the row is on its way.
     """
 
     archs = ARCHS

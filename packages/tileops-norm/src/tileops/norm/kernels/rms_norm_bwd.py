@@ -123,10 +123,11 @@ def excluded(config: Config, n: int, dtype: str, device: Device) -> str | None:
 class RMSNormBwdRows(Kernel):
     """Two reads and one write of each element: wins wherever a row fits a block, or a cluster of up to 8.
 
-    As many blocks as fit the device walk the rows. The next row comes into shared memory by asynchronous copies while
-    the present one is worked on; a thread reads only what it copied itself, so that the sum of a row is the only
-    barrier. Each thread sums its columns of dweight in registers and writes them once, at the end; a second launch adds
-    these up in a fixed order, so that dweight is the same bits each time on the same kind of device.
+    As many blocks as fit the device walk the rows. The next two rows come into shared memory by asynchronous copies; a
+    thread reads only what it copied itself, so that the sum of a row is the only barrier, and a row is summed one step
+    before it gets its dx, which hides that. Each thread sums its columns of dweight in registers and writes them once,
+    at the end; a second launch adds these up in a fixed order, so that dweight is the same bits each time on the same
+    kind of device.
     """
 
     archs = ARCHS
@@ -326,126 +327,6 @@ class RMSNormBwdRows(Kernel):
                 backward(block, dy, x, weight, rstd, dx, partial)
             with T.Kernel(T.ceildiv(p.n, WARP), threads=COLUMN_WARPS * WARP) as block:
                 sum_columns(block, dweight, partial, p.n, p.scale_dtype, workers)
-
-        return main
-
-
-@attrs.frozen
-class StreamConfig:
-    """A block of ``threads`` takes ``chunks`` vectors a thread of its row at once, then its warps share rows."""
-
-    threads: int = 512
-    chunks: int = 2
-
-
-class RMSNormBwdStream(Kernel):
-    """A block walks its row twice, for the sum and for dx; a second launch walks strips of columns for dweight.
-
-    Three reads and one write of each element: the last resort, for rows of any length.
-    """
-
-    archs = ARCHS
-    pass_configs = PASSES
-
-    def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, len(call.params["normalized_shape"]))
-
-    def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
-        yield StreamConfig()
-
-    def program(self, static: Static, config: StreamConfig, device: Device) -> Any:
-        t, sizes = tensors(static)
-        t = SimpleNamespace(**t)
-        p = Problem.of(static)
-        rows = count(p.leading, sizes)
-        threads, held, warps = config.threads, config.chunks * p.vec, config.threads // WARP
-        deal = Deal(p.n, p.vec, threads, config.chunks, -(-p.n // (threads * held)))
-        strip = Deal(p.n, p.vec, WARP, 1, -(-p.n // (WARP * p.vec)))
-
-        @T.macro
-        def load_both(x_raw, dy_raw, x, dy, row, deal, lane, part):
-            clear(x_raw, deal.held)
-            clear(dy_raw, deal.held)
-            load(x_raw, 0, flat(x, p.dtype), p.place.start(row, sizes), p.place.unit, deal, lane, part)
-            load(dy_raw, 0, flat(dy, p.dtype), p.dy_place.start(row, sizes), p.dy_place.unit, deal, lane, part)
-
-        @T.macro
-        def backward(block, dy, x, weight, rstd, dx, _):
-            tx = T.get_thread_binding()
-            r = T.alloc_local((1,), "float32")
-            x_raw = T.alloc_local((held,), p.dtype)
-            dy_raw = T.alloc_local((held,), p.dtype)
-            out = T.alloc_local((p.vec,), p.dtype)
-            scale = T.alloc_local((held,), p.scale_dtype)
-            acc = T.alloc_local((ACCUMULATORS,), "float32")
-            total = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((1, warps), "float32")
-            r[0] = flat(rstd, "float32")[T.cast(block, "int64")]
-            clear(acc, ACCUMULATORS)
-            clear(scale, held)
-            for step in T.serial(deal.parts):
-                load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)
-                if weight is not None:
-                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, tx, step)
-                for i in T.unroll(held):
-                    acc[i % ACCUMULATORS] += T.cast(x_raw[i], "float32") * p.scaled(dy_raw[i], scale[i])
-            total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            give_block(total, part, 0, tx)
-            T.sync_threads()
-            take_block(total, part, 0, tx, warps)
-            total[0] = total[0] * r[0] / T.float32(p.n) * r[0] * r[0]
-            for step in T.serial(deal.parts):
-                load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)
-                if weight is not None:
-                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, tx, step)
-                for i in T.unroll(config.chunks):
-                    chunk = deal.chunk(i, tx, step)
-                    if deal.has(chunk):
-                        for v in T.vectorized(p.vec):
-                            out[v] = T.cast(
-                                p.scaled(dy_raw[i * p.vec + v], scale[i * p.vec + v]) * r[0]
-                                - T.cast(x_raw[i * p.vec + v], "float32") * total[0],
-                                p.dtype,
-                            )
-                        for v in T.vectorized(p.vec):
-                            flat(dx, p.dtype)[(T.cast(block, "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
-
-        @T.macro
-        def weigh(block, dy, x, rstd, dweight):
-            tx = T.get_thread_binding()
-            row = T.alloc_local((1,), "int32")
-            r = T.alloc_local((1,), "float32")
-            x_raw = T.alloc_local((p.vec,), p.dtype)
-            dy_raw = T.alloc_local((p.vec,), p.dtype)
-            dw = T.alloc_local((p.vec,), "float32")
-            part = T.alloc_shared((warps, WARP * p.vec), "float32")
-            clear(dw, p.vec)
-            for step in T.serial(T.ceildiv(rows, warps)):
-                row[0] = step * warps + tx // WARP
-                if row[0] < rows:
-                    r[0] = flat(rstd, "float32")[T.cast(row[0], "int64")]
-                    load_both(x_raw, dy_raw, x, dy, row[0], strip, tx % WARP, block)
-                    for v in T.unroll(p.vec):
-                        dw[v] += T.cast(x_raw[v], "float32") * (T.cast(dy_raw[v], "float32") * r[0])
-            for v in T.unroll(p.vec):
-                part[tx // WARP, tx % WARP * p.vec + v] = dw[v]
-            T.sync_threads()
-            column = block * (WARP * p.vec) + tx
-            if T.And(tx < WARP * p.vec, column < p.n):
-                r[0] = 0.0
-                for i in T.unroll(warps):
-                    r[0] += part[i, tx]
-                flat(dweight, p.scale_dtype)[column] = T.cast(r[0], p.scale_dtype)
-
-        if not p.weighted:
-            return without_weight(t, backward, rows, threads, 1)
-
-        @T.prim_func
-        def main(dy: t.dy, x: t.x, weight: t.weight, rstd: t.rstd, dx: t.dx, dweight: t.dweight):
-            with T.Kernel(rows, threads=threads) as block:
-                backward(block, dy, x, weight, rstd, dx, None)
-            with T.Kernel(strip.parts, threads=threads) as block:
-                weigh(block, dy, x, rstd, dweight)
 
         return main
 
