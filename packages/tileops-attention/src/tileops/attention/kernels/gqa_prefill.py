@@ -5,8 +5,9 @@ rings of K and V blocks by TMA. A consumer issues Q K^T of the next block togeth
 softmax of the one while the other is in flight; P stays in registers. Blocks go from right to left; those that the mask
 cuts are in loops of their own. The next tile's first Q K^T runs under this tile's epilogue.
 
-Tiles: a CTA walks over (head, block of queries), the longest first, heads grouped so that the keys and values of the
-tiles in flight stay in L2.
+Tiles: a CTA an SM walks over blocks of queries. Under a mask the longest come first, over all heads, and are dealt out
+back and forth, which is balanced to a percent; tiles in flight still read the same keys within some microseconds.
+Without one, head follows head, so that its keys and values stay in L2.
 
 Wins wherever a head has some 64 query rows or more; decode is for fewer.
 
@@ -40,7 +41,6 @@ from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Scratch, Static
 from tileops.core.program import tensors
 
-ALL_HEADS = 2**11  # as many MiB of L2 as keep the heads of any call in flight together
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}  # of a consumer and of the producer, by consumer warpgroups
 BARRIER = 8  # the first of our named barriers; TileLang takes its own from 3 upward
 
@@ -50,8 +50,7 @@ class Config:
     """The shape of a CTA's work.
 
     ``q_stages`` is the ring of Q, 0 where Q stays in registers. ``schedule`` says how a CTA gets its tiles: ``grid`` is
-    one each, ``static`` by turns, ``counter`` whoever is free. ``l2_mib`` bounds the keys and values of the heads in
-    flight.
+    one each, ``static`` by turns, ``counter`` whoever is free. ``by_head``: head follows head.
     """
 
     block_m: int = 128
@@ -62,7 +61,7 @@ class Config:
     lazy_rescale: bool = True
     staged_store: bool = True
     schedule: str = "static"
-    l2_mib: int = ALL_HEADS
+    by_head: bool = False
 
     def shared_bytes(self, D: int, D_v: int) -> int:
         """Of Q, O and the rings of 16-bit K and V."""
@@ -75,10 +74,10 @@ class Config:
 
 
 DEFAULTS = {  # by head sizes of keys and values
-    (64, 64): Config(block_m=192, q_stages=2, staged_store=False),
+    (64, 64): Config(block_m=192, q_stages=2, lazy_rescale=False, staged_store=False),
     (96, 96): Config(lazy_rescale=False),
     (128, 128): Config(),
-    (192, 128): Config(q_stages=1, staged_store=False, lazy_rescale=False),
+    (192, 128): Config(q_stages=1, lazy_rescale=False, staged_store=False),
     (256, 256): Config(block_n=64, q_stages=1, staged_store=False),
 }
 FREE = {1: 200, 2: 200, 3: 136}  # registers for these, by consumer warpgroups
@@ -111,9 +110,9 @@ class GQAPrefill(Kernel):
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         best = DEFAULTS[call["D"], call["D_v"]]
-        tiles = ((192, 128), (128, 128), (128, 64))
-        orders = (("static", ALL_HEADS), ("counter", ALL_HEADS), ("counter", 32), ("static", 0))
-        space = [
+        if not call["is_causal"] and call["window_size_right"] < 0:
+            best = attrs.evolve(best, by_head=True)  # all tiles are equal
+        space = (
             attrs.evolve(
                 best,
                 block_m=m,
@@ -121,11 +120,17 @@ class GQAPrefill(Kernel):
                 q_stages=q,
                 lazy_rescale=lazy,
                 staged_store=staged,
-                schedule=order,
-                l2_mib=l2,
+                schedule=schedule,
+                by_head=by_head,
             )
-            for (m, n), q, lazy, staged, (order, l2) in product(tiles, (0, 1, 2), (True, False), (True, False), orders)
-        ]
+            for (m, n), q, lazy, staged, (schedule, by_head) in product(
+                ((192, 128), (128, 128), (128, 64)),
+                (0, 1, 2),
+                (True, False),
+                (True, False),
+                (("static", False), ("static", True), ("counter", False)),
+            )
+        )
         yield from (c for c in dict.fromkeys((best, *space)) if not excluded(c, call, device))
 
     def workspace(self, call: Call, config: Config) -> list[Scratch]:
@@ -158,27 +163,23 @@ class GQAPrefill(Kernel):
             c.base[0] = scores.first_key(S_q, S_kv)
             c.keys[0] = S_kv - c.base[0]  # that any query sees
             c.off[0] = c.keys[0] - S_q  # where the first query is, from ``base`` on
-            c.span[0] = 1  # KV heads whose tiles are in flight together
-            if config.l2_mib:
-                c.span[0] = T.max(T.min((config.l2_mib << 20) // (2 * (D + D_v)) // S_kv, B * H_kv), 1)
 
         @T.macro
         def locate(c, tile):
             """A tile's batch element, head, first row and where that is, and the blocks it sees, from ``base`` on."""
-            group = T.alloc_var("int32")
-            rest = T.alloc_var("int32")
-            width = T.alloc_var("int32")
             row = T.alloc_var("int32")
             head = T.alloc_var("int32")
             first = T.alloc_var("int32")
             end = T.alloc_var("int32")
             lo = T.alloc_var("int32")
             hi = T.alloc_var("int32")
-            group = T.truncdiv(tile, c.span[0] * G * c.rows[0])
-            rest = tile - group * (c.span[0] * G * c.rows[0])
-            width = T.min(c.span[0], B * H_kv - group * c.span[0]) * G
-            row = T.truncdiv(rest, width)
-            head = group * c.span[0] * G + rest - row * width
+            if config.by_head:  # of a group, whose heads share keys
+                head = T.truncdiv(tile, c.rows[0] * G)
+                row = T.truncdiv(tile - head * c.rows[0] * G, G)
+                head = head * G + T.truncmod(tile, G)
+            else:
+                row = T.truncdiv(tile, B * H)
+                head = tile - row * (B * H)
             row = (c.rows[0] - 1 - row if right >= 0 else row) * BM
             first = T.max(row + c.off[0] - left, 0) if left >= 0 else 0
             end = T.min(T.min(row + BM, S_q) + c.off[0] + right, c.keys[0]) if right >= 0 else c.keys[0]
@@ -498,10 +499,7 @@ class GQAPrefill(Kernel):
             with T.Kernel(CTAS, threads=NC + 128) as bid:
                 tx = T.get_thread_binding()
                 c = SimpleNamespace(
-                    **{
-                        name: T.alloc_local((1,), "int32")
-                        for name in ("ctas", "rows", "tiles", "base", "keys", "off", "span")
-                    }
+                    **{name: T.alloc_local((1,), "int32") for name in ("ctas", "rows", "tiles", "base", "keys", "off")}
                 )
                 s = SimpleNamespace(
                     Q=T.alloc_shared((QST, BM, D), dtype),
