@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -20,7 +18,7 @@ from tileops.core.accuracy import collect, verify
 from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
 from tileops.core.inputs import make_inputs
-from tileops.core.kernel import H200, Device, Kernel, static_of
+from tileops.core.kernel import H200, Device, Kernel
 from tileops.core.torch_ops import checker_of
 
 DECODE, PREFILL, GENERAL = gqa_decode.GQADecode(), gqa_prefill.GQAPrefill(), gqa_general.GQAGeneral()
@@ -37,7 +35,7 @@ class Kind:
     H_kv: int = 2
     D: int = 128
     D_v: int = 0  # 0: D
-    T: str = "bfloat16"
+    T: str = "bfloat16"  # of q, k and v; float8 has scales
     extra: tuple[str, ...] = ()
     params: dict[str, Any] = attrs.field(factory=dict, kw_only=True)
 
@@ -57,7 +55,8 @@ class Kind:
             metas.append(TensorMeta((B, *shape), self.T, **given))
         for name in ("sinks", "alibi_slopes"):
             metas.append(TensorMeta((self.H,), "float32") if name in self.extra else None)
-        return self.op.bind(*metas)
+        scale = TensorMeta((B, self.H_kv), "float32") if self.T.startswith("float8") else None
+        return self.op.bind(*metas, scale, scale, scale)
 
 
 EVERYTHING = Kind(
@@ -107,21 +106,17 @@ CASES: dict[str, tuple[Kind, list[tuple[int, int, int]]]] = {
     "d1": (Kind(2, 1, 1), [(2, 65, 65), (1, 1, 1)]),
     "d17-33": (attrs.evolve(EVERYTHING, D=17, D_v=33, T="float16"), [*SHORT, (2, 1, 100)]),
     "d64-256": (Kind(2, 1, 64, 256), [(2, 65, 65), (1, 1, 300)]),
+    "d576-512": (Kind(4, 1, 576, 512, params={"return_lse": True}), [(2, 65, 65), (1, 1, 300)]),
+    "d257-300": (attrs.evolve(EVERYTHING, D=257, D_v=300), [(2, 65, 65), (2, 1, 100)]),
+    "fp8": (Kind(T="float8_e4m3fn", params={"is_causal": True}), [*SHORT, *STEPS, *FEW]),
+    "fp8-everything": (attrs.evolve(EVERYTHING, D=40, D_v=33, T="float8_e4m3fn"), [*SHORT, (2, 1, 100)]),
 }
 
 
-def key(kernel: Kernel, call: Call, config: Any, device: Device) -> tuple[Any, ...]:
-    return kernel, static_of(checker_of(call.entry), call), config, device, cuda.target(device)
-
-
-def programs(calls: Iterator[Call], device: Device) -> dict[str, tuple[Any, ...]]:
-    """The programs that serve calls, as arguments of ``compile_only``."""
-    found = {}
-    for call in calls:
-        choice = gpu.choose(gpu.bucketed(call), device)
-        args = key(choice.kernel, gpu.packed(call, choice.copies), choice.config, device)
-        found[program.key_of(*args)] = args
-    return found
+def recipes(calls: Iterable[Call], device: Device) -> dict[str, program.Recipe]:
+    """What the programs are made from that serve calls."""
+    made = (gpu.recipe(cuda, call, device) for call in calls)
+    return {r.key: r for r in made if r is not None}
 
 
 def case_calls() -> Iterator[Call]:
@@ -130,13 +125,12 @@ def case_calls() -> Iterator[Call]:
 
 
 def row_calls() -> list[Call]:
-    """The rows that are served, small enough for the float64 reference."""
+    """The rows, small enough for the float64 reference."""
     entry = GQADenseFwdOp.entry
     return [
         workloads.scaled(checker_of(entry), row, case, 4e9, 2**28)
         for row in entry.workloads
         for case in workloads.cases(row)
-        if case["T"] != "float8_e4m3fn"
     ]
 
 
@@ -172,20 +166,13 @@ def strided_calls() -> list[Call]:
         (PREFILL, Kind(D=40).call(2, 100, 100), "serves head sizes 64/64"),
         (PREFILL, PADDED, "whole 16 bytes.* of q"),
         (PREFILL, Kind().call(2, 100, 100, k=(0, 256, 128, 1)), "whole 16 bytes.* of k"),
-        (GENERAL, Kind(D=257).call(2, 100, 100), "more than 256"),
+        (DECODE, Kind(T="float8_e4m3fn").call(2, 1, 100), "16-bit inputs only"),
+        (PREFILL, Kind(T="float8_e4m3fn").call(2, 100, 100), "16-bit inputs only"),
         (GENERAL, PADDED, "whole 16 bytes.* of q"),
     ],
 )
 def test_a_kernel_says_why_it_does_not_serve(kernel: Kernel, call: Call, reason: str) -> None:
     assert re.search(reason, kernel.refuse(gpu.bucketed(call), H200) or "")
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_float8_is_refused(kernel: Kernel) -> None:
-    one = TensorMeta((1, 2), "float32")
-    heads = [TensorMeta((1, 128, n, 128), "float8_e4m3fn") for n in (8, 2, 2)]
-    call = GQADenseFwdOp().bind(*heads, None, None, one, one, one)
-    assert "float8 comes with its own kernel" in (kernel.refuse(call, H200) or "")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +186,8 @@ def test_float8_is_refused(kernel: Kernel) -> None:
         (GENERAL, Kind(D=40).call(1, 1, 1)),
         (GENERAL, Kind(D=1, D_v=256).call(2, 100, 100)),
         (GENERAL, Kind(D=64, D_v=128).call(2, 1, 100)),
+        (GENERAL, Kind(D=576, D_v=512).call(2, 1, 100)),
+        (GENERAL, Kind(T="float8_e4m3fn").call(2, 100, 100)),
         (DECODE, Kind(D=96).call(2, 1, 100)),
     ],
 )
@@ -230,32 +219,28 @@ def test_every_config_of_every_row_is_legal() -> None:
 
 def test_one_program_serves_every_length() -> None:
     lengths = (65, 100, 1000, 4096, 100_000)
-    assert len(programs((CAUSAL.call(b, s, s) for s in lengths for b in (1, 7, 300)), H200)) == 1
-    assert len(programs((CAUSAL.call(b, 1, s) for s in lengths if s > 256 for b in (1, 7)), H200)) == 1
+    assert len(recipes((CAUSAL.call(b, s, s) for s in lengths for b in (1, 7, 300)), H200)) == 1
+    assert len(recipes((CAUSAL.call(b, 1, s) for s in lengths if s > 256 for b in (1, 7)), H200)) == 1
 
 
-@pytest.mark.parametrize("name", ["everything", "d40"])
+@pytest.mark.parametrize("name", ["everything", "d40", "fp8-everything", "d576-512"])
 def test_programs_compile_without_a_gpu(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))
     kind = CASES[name][0]
-    for args in programs((kind.call(2, s, 600) for s in (1, 100)), H200).values():
-        assert program.compile_only(*args).is_file()
+    for recipe in recipes((kind.call(2, s, 600) for s in (1, 100)), H200).values():
+        assert program.compile_only(recipe).is_file()
 
 
 @pytest.fixture(scope="module")
 def built() -> None:
     """All programs, compiled in parallel."""
-    device = cuda.device(0)
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        jobs = programs(iter([*case_calls(), *row_calls(), *strided_calls()]), device)
-        for _ in pool.map(lambda args: program.compile_only(*args), jobs.values()):
-            pass
+    wanted = recipes([*case_calls(), *row_calls(), *strided_calls()], cuda.device(0))
+    assert not [failure for _, failure in program.build(wanted.values()) if failure]
 
 
 def check(call: Call, inputs: dict[str, Tensor | None]) -> Any:
     """Run a call's op on these inputs and hold it to the reference; returns what it gave."""
-    op = GQADenseFwdOp(**{**call.params, "out_dtype": None})
-    returned = op(*inputs.values())
+    returned = GQADenseFwdOp(**call.params)(*inputs.values())
     verdict = verify(call, inputs, collect(call, returned, inputs))
     assert verdict, str(verdict)
     return returned

@@ -52,6 +52,17 @@ SumFwdOp:
     inputs: {x: {dtype: T, shape: "[K, M]"}, y: {dtype: T, shape: "[K, 8]"}}
     outputs: {z: {dtype: T, shape: "[M, 8]"}}
     symbolic: [M, K]
+
+ScaleFwdOp:
+  family: test
+  summary: A tensor without axes in, and one out.
+  status: spec-only
+  reference: attend_reference:reference
+  signature:
+    forall: {M: Dim}
+    inputs: {x: {dtype: float32, shape: "[M]"}, scale: {dtype: float32, shape: "[]"}}
+    outputs: {z: {dtype: float32, shape: "[]"}}
+    symbolic: [M]
 """
 
 
@@ -175,9 +186,8 @@ def recorder(monkeypatch):
     recorder = Recorder()
     programs: dict[str, Program] = {}
 
-    def load(kernel, static, config, device, target):
-        key = program.key_of(kernel, static, config, device, target)
-        return programs.setdefault(key, Program(key, recorder.main))
+    def load(recipe):
+        return programs.setdefault(recipe.key, Program(recipe.key, recorder.main))
 
     monkeypatch.setattr(program, "load", load)
     monkeypatch.setattr(program, "loaded", programs.get)
@@ -213,6 +223,16 @@ def test_a_shape_index_moves_by_rank(op_class):
     q, k, _ = tensors()
     static = static_of(torch_ops.checker_of(op_class.entry), op_class().bind(q, k, torch.randn(5, 6, 4)))
     assert static.tensor("w").shape == ("L[0]", "L[1]", 4)
+
+
+def test_a_tensor_without_axes_travels_as_one_of_one_element(op_class, recorder):
+    op = make_op("ScaleFwdOp", op_class.spec, __module__="attend_family.ops.attend", kernels=("attend:Whatever",))()
+    x, scale = torch.randn(3), torch.tensor(2.0)
+    plan, _ = plan_of(recorder, op, (x, scale))
+    z = plan.launch(x, scale)
+    assert z.shape == ()
+    assert [tuple(t.shape) for t in recorder.launched[0]] == [(3,), (1,), (1,)]
+    assert [t.data_ptr() for t in recorder.launched[0][1:]] == [scale.data_ptr(), z.data_ptr()]
 
 
 @pytest.mark.parametrize(

@@ -141,12 +141,12 @@ TARGET = {"kind": "cuda", "arch": "sm_90a"}
     ids=["static", "config", "device", "target"],
 )
 def test_all_that_a_program_depends_on_is_in_its_key(other):
-    key = program.key_of(Some(), STATIC, Config(), H200, TARGET)
-    assert key == program.key_of(Some(), STATIC, Config(), H200, dict(TARGET))
-    assert key != program.key_of(*other)
+    key = program.Recipe(Some(), STATIC, Config(), H200, TARGET).key
+    assert key == program.Recipe(Some(), STATIC, Config(), H200, dict(TARGET)).key
+    assert key != program.Recipe(*other).key
 
 
 def test_a_missing_tilelang_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tilelang", None)
     with pytest.raises(BackendError, match=r'kernels need TileLang.*pip install "tileops-core\[cuda\]"'):
-        program.load(Some(), STATIC, Config(), H200, TARGET)
+        program.load(program.Recipe(Some(), STATIC, Config(), H200, TARGET))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -189,7 +187,7 @@ def test_a_kernel_compiles(kernel: Kernel, call: Call, tmp_path: Any, monkeypatc
     assert kernel.refuse(call, H200) is None
     config = next(iter(kernel.configs(call, H200)))
     static = static_of(checker_of(call.entry), call)
-    assert program.compile_only(kernel, static, config, H200, SM90A).is_file()
+    assert program.compile_only(program.Recipe(kernel, static, config, H200, SM90A)).is_file()
 
 
 MS = (1, 2, 3, 16, 17, 63, 64, 65, 127, 128, 129, 257, 1000)
@@ -250,30 +248,24 @@ def placements() -> Iterator[tuple[str, str]]:
     yield from ((x, y) for x, y in itertools.product(PLACES, repeat=2) if "packed" in (x, y) or x == y == "sliced")
 
 
-def jobs(device: Any = H200) -> dict[str, tuple[Any, ...]]:
-    """Programs of ``calls()``: arguments of ``program.compile_only`` by key."""
-    found = {}
+def recipe(kernel: Kernel, config: Any, call: Call, device: Any = H200) -> program.Recipe:
+    return program.Recipe(kernel, static_of(checker_of(call.entry), call), config, device, SM90A)
 
-    def add(kernel: Kernel, config: Any, call: Call) -> None:
-        args = (kernel, static_of(checker_of(call.entry), call), config, device, cuda.target(device))
-        found[program.key_of(*args)] = args
 
-    for call in calls():
-        choice = gpu.choose(gpu.bucketed(call), device)
-        add(choice.kernel, choice.config, gpu.packed(call, choice.copies))
-    for kernel, config, _ in CHOSEN:
-        add(kernel, config, call_of(2, *MANY))
-    add(SKINNY, SPLIT, call_of(24, 256, 4096))
-    return found
+def recipes(device: Any) -> Iterator[program.Recipe]:
+    """Of all that the tests below run."""
+    yield from (made for call in calls() if (made := gpu.recipe(cuda, call, device)))
+    yield from (recipe(kernel, config, call_of(2, *MANY), device) for kernel, config, _ in CHOSEN)
+    yield recipe(SKINNY, SPLIT, call_of(24, 256, 4096), device)
+    for kernel, M, N, K, trans_a, trans_b in sampled():
+        call = call_of(M, N, K, trans_a, trans_b, torch.float16)
+        yield from (recipe(kernel, config, call, device) for config in kernel.configs(call, device))
 
 
 @pytest.fixture(scope="module")
 def built() -> None:
     """All programs, compiled in parallel."""
-    device = cuda.device(0)
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(lambda args: program.compile_only(*args), jobs(device).values()):
-            pass
+    assert not [failure for _, failure in program.build(recipes(cuda.device(0))) if failure]
 
 
 def integers(*shape: int, T: torch.dtype, seed: int = 0) -> Tensor:
@@ -297,7 +289,7 @@ def run(kernel: Kernel, config: Any, a: Tensor, b: Tensor, trans_a: bool = False
     device = cuda.device(0)
     assert kernel.refuse(call, device) is None
     assert MODULES[kernel].excluded(config, call, device) is None
-    loaded = program.load(kernel, static_of(checker_of(call.entry), call), config, device, cuda.target(device))
+    loaded = program.load(recipe(kernel, config, call, device))
     d = torch.full((call["M"], call["N"]), NAN, dtype=a.dtype, device=a.device)
     scratch = [torch.full(s.shape, NAN, device=a.device) for s in kernel.workspace(call, config)]
     loaded.main(a, b, d, *scratch)
@@ -368,7 +360,9 @@ def sampled() -> list[tuple[Kernel, int, int, int, bool, bool]]:
 @pytest.mark.cuda
 @pytest.mark.full
 @pytest.mark.parametrize(("kernel", "M", "N", "K", "trans_a", "trans_b"), sampled())
-def test_every_config_is_right(kernel: Kernel, M: int, N: int, K: int, trans_a: bool, trans_b: bool) -> None:
+def test_every_config_is_right(
+    built: None, kernel: Kernel, M: int, N: int, K: int, trans_a: bool, trans_b: bool
+) -> None:
     T = torch.float16
     a, b = (integers(*s, T=T, seed=i) for i, s in enumerate(shapes(M, N, K, trans_a, trans_b)))
     oracle = product(a, b, trans_a, trans_b).to(T)

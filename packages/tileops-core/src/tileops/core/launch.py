@@ -59,15 +59,16 @@ def compile_launch(
     bounds: Bounds,
     empty: Empty,
     last: Any,
+    refused: Callable[[Exception], Exception],
     copies: Sequence[str] = (),
     wrong_device: Callable[[], bool] | None = None,
     fence: Callable[[], Any] | None = None,
 ) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """``launch(*inputs)``, which gives the outputs as the caller gets them, or MISS; and the moving sizes' names.
 
-    ``inputs`` are all of the entry's, absent ones too. ``last.sizes`` is set to the moving sizes. ``copies`` are made
-    packed and aligned first. ``wrong_device`` says whether the tensors' device is not the current one; ``fence()`` is
-    then a context that makes it so.
+    ``inputs`` are all of the entry's, absent ones too. ``last.sizes`` is set to the moving sizes. ``refused`` makes the
+    error of a launch that the driver refuses. ``copies`` are made packed and aligned first. ``wrong_device`` says
+    whether the tensors' device is not the current one; ``fence()`` is then a context that makes it so.
     """
     forms = dict(static.tensors)
     present = [n for n in inputs if n in forms]
@@ -75,7 +76,7 @@ def compile_launch(
     scope: dict[str, Any] = {**FUNCTIONS, "main": main, "empty": empty, "zeros": _zeros(empty), "MISS": MISS}
     scope |= {f"dt_{n}": torch_dtype(forms[n].dtype) for n in outputs}
     scope |= {f"dt_{i}": torch_dtype(s.dtype) for i, s in enumerate(scratch)}
-    scope |= {"wrong_device": wrong_device, "fence": fence, "packed": _packed, "last": last}
+    scope |= {"wrong_device": wrong_device, "fence": fence, "packed": _packed, "last": last, "refused": refused}
 
     lines = []
     if wrong_device is not None:
@@ -99,7 +100,9 @@ def compile_launch(
     for i, s in enumerate(scratch):
         make = "zeros" if s.zeroed else "empty"
         lines.append(f"scratch_{i} = {make}({s.shape}, {_tuple(_packed_strides(list(s.shape)))}, dt_{i})")
-    lines.append(f"main({', '.join([*present, *outputs, *(f'scratch_{i}' for i in range(len(scratch)))])})")
+    given = [n if forms[n].shape else f"{n}.view(1)" for n in (*present, *outputs)]
+    given += [f"scratch_{i}" for i in range(len(scratch))]
+    lines.append(f"try: main({', '.join(given)})\n    except Exception as e: raise refused(e) from e")
     lines.append(f"return {', '.join(outputs) or None}")
     source = f"def launch({', '.join(inputs)}):\n    " + "\n    ".join(lines) + "\n"
     file = f"<launch of {static.op} {id(scope):x}>"

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
+import platform
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,33 @@ from tileops.core.errors import BackendError, CompileError
 from tileops.core.kernel import Device, Form, Kernel, Static
 
 Target = Mapping[str, str]
+
+
+@attrs.frozen(eq=False)
+class Recipe:
+    """What a program is made from. Its ``key`` stands for all of it, the sources and versions too."""
+
+    kernel: Kernel
+    static: Static
+    config: Any
+    device: Device
+    target: Target
+
+    @cached_property
+    def key(self) -> str:
+        cls = type(self.kernel)
+        described = (
+            cls.__module__,
+            cls.__qualname__,
+            self.static,
+            self.config,
+            self.device,
+            sorted(self.target.items()),
+        )
+        parts = (*map(repr, described), sources_digest(cls.__module__), _versions())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+
+
 _DISTRIBUTIONS = ("tilelang", "tilelang_musa", "apache-tvm-ffi")
 
 
@@ -60,22 +90,14 @@ def stored() -> Iterator[Path]:
     return (p for p in sorted(home.iterdir()) if (p / "program.json").is_file()) if home.is_dir() else iter(())
 
 
-def key_of(kernel: Kernel, static: Static, config: Any, device: Device, target: Target) -> str:
-    """The content key of a program."""
-    cls = type(kernel)
-    described = (cls.__module__, cls.__qualname__, static, config, device, sorted(target.items()))
-    parts = (*map(repr, described), sources_digest(cls.__module__), _versions())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
-
-
 def loaded(key: str) -> Program | None:
     """A program that this process holds already."""
     return _programs.get(key)
 
 
-def load(kernel: Kernel, static: Static, config: Any, device: Device, target: Target) -> Program:
+def load(recipe: Recipe) -> Program:
     """The program from memory, from disk, or compiled; raises CompileError or BackendError."""
-    key = key_of(kernel, static, config, device, target)
+    key = recipe.key
     found = _programs.get(key)
     if found is not None:
         return found
@@ -83,16 +105,56 @@ def load(kernel: Kernel, static: Static, config: Any, device: Device, target: Ta
         lock = _locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _programs:
-            library = _on_disk(key, lambda into: _compile(kernel, static, config, device, target, into))
-            module = _tvm_ffi().load_module(str(library))
+            module = _module(recipe)
             _programs[key] = Program(key, module["main"], library=module)
     return _programs[key]
 
 
-def compile_only(kernel: Kernel, static: Static, config: Any, device: Device, target: Target) -> Path:
+def _module(recipe: Recipe) -> Any:
+    """The loaded library; one that this host can't load, as after a change of its system, is made again."""
+    load_module = _tvm_ffi().load_module
+    library = compile_only(recipe)
+    try:
+        return load_module(str(library))
+    except Exception:
+        shutil.rmtree(library.parent)
+        return load_module(str(compile_only(recipe)))
+
+
+def compile_only(recipe: Recipe) -> Path:
     """The program's library on disk, compiled where it isn't there; needs no GPU."""
-    key = key_of(kernel, static, config, device, target)
-    return _on_disk(key, lambda into: _compile(kernel, static, config, device, target, into))
+    return _on_disk(recipe.key, partial(_compile, recipe))
+
+
+def build(recipes: Iterable[Recipe], workers: int | None = None) -> Iterator[tuple[Recipe, str | None]]:
+    """Compile to disk what isn't there, in worker processes: each recipe as it is done, with its failure.
+
+    What is finished when the caller stops stays; needs no GPU.
+    """
+    todo = []
+    for recipe in {r.key: r for r in recipes}.values():
+        if _intact(cache_dir() / recipe.key):
+            yield recipe, None
+        else:
+            todo.append(recipe)
+    if not todo:
+        return
+    workers = min(len(todo), workers or os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        done = {pool.submit(_failure_of, recipe): recipe for recipe in todo}
+        try:
+            for future in as_completed(done):
+                yield done[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _failure_of(recipe: Recipe) -> str | None:
+    try:
+        compile_only(recipe)
+    except Exception as e:
+        return str(e)
+    return None
 
 
 def tensors(static: Static) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -107,6 +169,8 @@ def tensors(static: Static) -> tuple[dict[str, Any], dict[str, Any]]:
         return sizes.setdefault(axis, T.dynamic("".join(c for c in axis if c.isalnum() or c == "_")))
 
     def declare(form: Form) -> Any:
+        if not form.shape:
+            return T.Tensor([1], form.dtype)  # as a launch gives it: TileLang 0.1.12 knows no tensor without axes
         shape = [size(axis) for axis in form.shape]
         strides: list[Any] = []
         for i in reversed(range(len(shape))):
@@ -129,7 +193,7 @@ def sources_digest(module: str) -> str:
 
 @cache
 def _versions() -> str:
-    found = []
+    found = [platform.machine()]
     for name in _DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
             found.append(f"{name}={metadata.version(name)}")
@@ -153,17 +217,18 @@ def _tilelang() -> Any:
     return tilelang
 
 
-def _compile(kernel: Kernel, static: Static, config: Any, device: Device, target: Target, into: Path) -> None:
+def _compile(recipe: Recipe, into: Path) -> None:
     global compilations
     tilelang = _tilelang()
+    kernel, static, config, target = recipe.kernel, recipe.static, recipe.config, recipe.target
     passes = {getattr(tilelang.PassConfigKey, name): value for name, value in kernel.pass_configs.items()}
     with _quiet(tilelang):
-        function = kernel.program(static, config, device)
+        function = kernel.program(static, config, recipe.device)
         try:
             compiled = tilelang.compile(function, target=dict(target), execution_backend="tvm_ffi", pass_configs=passes)
             compiled.adapter.get_exportable_executable().export_library(str(into / "program.so"))
         except Exception as e:
-            raise CompileError(_failure(kernel, static, config, function, e)) from e
+            raise CompileError(_failure(recipe, function, e)) from e
     compilations += 1
     library = (into / "program.so").read_bytes()
     described = {
@@ -177,12 +242,13 @@ def _compile(kernel: Kernel, static: Static, config: Any, device: Device, target
     (into / "program.json").write_text(json.dumps(described, indent=1))
 
 
-def _failure(kernel: Kernel, static: Static, config: Any, function: Any, e: Exception) -> str:
+def _failure(recipe: Recipe, function: Any, e: Exception) -> str:
+    static, config = recipe.static, recipe.config
     with tempfile.NamedTemporaryFile("w", prefix="tileops-", suffix=".txt", delete=False) as source:
         source.write(f"{static}\n{config}\n\n{function}\n\n{e}\n")
     lines = str(e).strip().splitlines() or [type(e).__name__]
     message = next((line for line in lines if "error" in line.lower()), lines[-1])
-    name = type(kernel).__qualname__
+    name = type(recipe.kernel).__qualname__
     return f"{static.op}: {name} with {config} did not compile: {message}\n  source and full message: {source.name}"
 
 

@@ -70,7 +70,7 @@ class GQADecode(Kernel):
 
     def refuse(self, call: Call, device: Device) -> str | None:
         if call["T"] not in HALF:
-            return "float8 comes with its own kernel"
+            return "serves 16-bit inputs only"
         if call["D"] != call["D_v"] or call["D"] not in BLOCKS:
             return "serves heads of 64, 96 or 128 elements, the same for keys and values"
         rows = call["S_q"] * (call["H"] // call["H_kv"])

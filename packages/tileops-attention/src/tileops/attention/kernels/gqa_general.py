@@ -1,8 +1,10 @@
-"""Any head size up to 256, packed rows of any size: what the kernels built on TMA refuse.
+"""Any head size and float8 inputs, packed rows of any size: what the kernels built on TMA refuse.
 
 Schedule: a CTA is one warpgroup with 64 query rows of a KV head, its group's heads packed into them, and walks over the
 keys those rows see. Threads load each block into shared memory, padded with zeros to sizes that wgmma takes, so neither
-head sizes nor row pitches have to be multiples of anything. Nothing overlaps: it is right first.
+head sizes nor row pitches have to be multiples of anything; float8 becomes bfloat16 there, which holds it exactly.
+Heads beyond 256 elements go in parts of 256: the products add them up, and a CTA writes one part of the output. Nothing
+overlaps: it is right first.
 
 Never wins where another kernel takes the call.
 """
@@ -15,7 +17,6 @@ import tilelang.language as T
 
 from tileops.attention.kernels.common import (
     ARCHS,
-    HALF,
     LOG2E,
     NONE,
     PLAIN,
@@ -30,6 +31,7 @@ from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.program import tensors
 
 ROWS = 64  # of a query tile: one warpgroup's
+PART = 256  # elements of a head at a time, for registers and shared memory hold no more
 
 
 @attrs.frozen
@@ -44,8 +46,8 @@ class Config:
 
 
 def padded(n: int) -> int:
-    """A head size as wgmma takes it: other multiples of 16 are wrong, slow or refused in one TileLang or another."""
-    return max(16, 1 << (n - 1).bit_length())
+    """A head, or a part of it, as wgmma takes it: other multiples of 16 are wrong or refused in some TileLangs."""
+    return min(PART, max(16, 1 << (n - 1).bit_length()))
 
 
 class GQAGeneral(Kernel):
@@ -55,10 +57,6 @@ class GQAGeneral(Kernel):
     pass_configs = PLAIN
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        if call["T"] not in HALF:
-            return "float8 comes with its own kernel"
-        if max(call["D"], call["D_v"]) > 256:
-            return "heads of more than 256 elements fit neither registers nor shared memory"
         packed = all(m is None or m.strides == contiguous_strides(m.shape) for m in call.inputs.values())
         return None if packed else strides_refused(call)  # rather a copy, and a program for all lengths
 
@@ -68,23 +66,39 @@ class GQAGeneral(Kernel):
     def program(self, static: Static, config: Config, device: Device) -> Any:
         t, size = tensors(static)
         Q, K, V, Sinks, Slopes, O, Lse = (t.get(n) for n in ("q", "k", "v", "sinks", "alibi_slopes", "o", "lse"))
+        ScaleQ, ScaleK, ScaleV = (t.get(n) for n in ("q_scale", "k_scale", "v_scale"))
         B, S_q, S_kv = size["B"], size["S_q"], size["S_kv"]
-        H, H_kv, D, D_v, dtype = static["H"], static["H_kv"], static["D"], static["D_v"], static["T"]
+        H, H_kv, D, D_v = static["H"], static["H_kv"], static["D"], static["D_v"]
+        quantized = ScaleQ is not None
+        dtype = "bfloat16" if quantized else static["T"]
         scores = Scores.of(static)
         left, right = scores.left, scores.right
         has_sinks, has_lse = Sinks is not None, Lse is not None
 
         BN, DP, DP_v = config.block_n, padded(D), padded(D_v)
+        parts, parts_v = -(-D // DP), -(-D_v // DP_v)
         G = H // H_kv
         f32 = "float32"
         ALL_ROWS = T.GemmWarpPolicy.FullRow
 
         @T.macro
-        def load(to, source, b, hk, first, end, dim):
-            """Rows ``first`` on of a KV head; zeros from ``end`` on and beside the head."""
+        def load(to, source, b, hk, first, end, column, dim):
+            """Rows ``first`` on and columns ``column`` on of a KV head; zeros from ``end`` on and beside the head."""
             for i, j in T.Parallel(to.shape[0], to.shape[1]):
                 to[i, j] = T.if_then_else(
-                    T.And(first + i < end, j < dim), source[b, first + i, hk, j], T.cast(0, dtype)
+                    T.And(first + i < end, column + j < dim),
+                    T.cast(source[b, first + i, hk, column + j], dtype),
+                    T.cast(0, dtype),
+                )
+
+        @T.macro
+        def load_rows(to, source, b, hk, row, rows, column):
+            """Query rows ``row`` on of a KV head's ``rows``, the group's heads side by side."""
+            for i, j in T.Parallel(ROWS, DP):
+                to[i, j] = T.if_then_else(
+                    T.And(row + i < rows, column + j < D),
+                    T.cast(source[b, (row + i) // G, hk * G + (row + i) % G, column + j], dtype),
+                    T.cast(0, dtype),
                 )
 
         def visible(at, key, keys):
@@ -93,8 +107,11 @@ class GQAGeneral(Kernel):
             return T.And(seen, key >= at - left) if left >= 0 else seen
 
         @T.prim_func
-        def main(q: Q, k: K, v: V, sinks: Sinks, slopes: Slopes, o: O, lse: Lse):
-            with T.Kernel(T.ceildiv(S_q * G, ROWS) * H_kv * B, threads=128) as bid:
+        def main(
+            q: Q, k: K, v: V, sinks: Sinks, slopes: Slopes, q_scale: ScaleQ, k_scale: ScaleK, v_scale: ScaleV,
+            o: O, lse: Lse,
+        ):  # fmt: skip
+            with T.Kernel(T.ceildiv(S_q * G, ROWS) * H_kv * B, parts_v, threads=128) as (bid, part):
                 Qs = T.alloc_shared((ROWS, DP), dtype)
                 Ks = T.alloc_shared((BN, DP), dtype)
                 Vs = T.alloc_shared((BN, DP_v), dtype)
@@ -133,10 +150,8 @@ class GQAGeneral(Kernel):
                 hi = T.min(T.truncdiv(row + ROWS - 1, G) + off + right + 1, keys) if right >= 0 else keys
                 hi = T.truncdiv(T.max(hi, 0) + BN - 1, BN)
 
-                for i, j in T.Parallel(ROWS, DP):
-                    Qs[i, j] = T.if_then_else(
-                        T.And(row + i < rows, j < D), q[b, (row + i) // G, hk * G + (row + i) % G, j], T.cast(0, dtype)
-                    )
+                if parts == 1:
+                    load_rows(Qs, q, b, hk, row, rows, 0)
                 if scores.alibi:
                     for i in T.Parallel(ROWS):
                         slope[i] = slopes[hk * G + (row + i) % G] * LOG2E
@@ -145,9 +160,16 @@ class GQAGeneral(Kernel):
                 T.fill(l, 0.0)
                 T.clear(acc)
                 for n in T.serial(lo, hi):
-                    load(Ks, k, b, hk, base + n * BN, S_kv, D)
-                    load(Vs, v, b, hk, base + n * BN, S_kv, D_v)
-                    T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True, policy=ALL_ROWS)
+                    load(Vs, v, b, hk, base + n * BN, S_kv, part * DP_v, D_v)
+                    T.clear(S)
+                    for p in T.serial(parts):
+                        if parts > 1:
+                            load_rows(Qs, q, b, hk, row, rows, p * DP)
+                        load(Ks, k, b, hk, base + n * BN, S_kv, p * DP, D)
+                        T.gemm(Qs, Ks, S, transpose_B=True, policy=ALL_ROWS)
+                    if quantized:
+                        for i, j in T.Parallel(ROWS, BN):
+                            S[i, j] *= q_scale[b, hk] * k_scale[b, hk]
                     if scores.bent:
                         for i, j in T.Parallel(ROWS, BN):
                             S[i, j] = scores.bend(S[i, j], slope[i], T.cast(off + (row + i) // G - n * BN - j, f32))
@@ -172,13 +194,16 @@ class GQAGeneral(Kernel):
                     for i in T.Parallel(ROWS):
                         sink[i] = sinks[hk * G + (row + i) % G] * LOG2E
                 row_factors(alpha, top, l, sink, has_sinks, ROWS)
+                if quantized:
+                    for i in T.Parallel(ROWS):
+                        alpha[i] *= v_scale[b, hk]
                 for i, j in T.Parallel(ROWS, DP_v):
-                    if row + i < rows and j < D_v:
-                        o[b, (row + i) // G, hk * G + (row + i) % G, j] = acc[i, j] * alpha[i]
+                    if row + i < rows and part * DP_v + j < D_v:
+                        o[b, (row + i) // G, hk * G + (row + i) % G, part * DP_v + j] = acc[i, j] * alpha[i]
                 if has_lse:
                     row_logs(log, top, l, sink, has_sinks, ROWS)
                     for i in T.Parallel(ROWS):
-                        if row + i < rows:
+                        if row + i < rows and part == 0:
                             lse[b, hk * G + (row + i) % G, (row + i) // G] = log[i]
 
         return main

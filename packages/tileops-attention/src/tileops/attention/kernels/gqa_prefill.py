@@ -103,7 +103,7 @@ class GQAPrefill(Kernel):
 
     def refuse(self, call: Call, device: Device) -> str | None:
         if call["T"] not in HALF:
-            return "float8 comes with its own kernel"
+            return "serves 16-bit inputs only"
         if (call["D"], call["D_v"]) not in DEFAULTS:
             return f"serves head sizes {', '.join(f'{d}/{d_v}' for d, d_v in DEFAULTS)} of keys and values"
         return strides_refused(call)

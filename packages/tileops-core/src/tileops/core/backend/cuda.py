@@ -9,6 +9,7 @@ import torch
 
 from tileops.core.kernel import Device
 from tileops.core.program import Target
+from tileops.core.toolchain import NVCC, find_compiler, where
 
 device_type = "cuda"
 
@@ -24,6 +25,12 @@ def available() -> str | None:
     if not torch.cuda.is_available():
         return "no CUDA device is visible; check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES"
     return None
+
+
+def toolchain() -> str | None:
+    if find_compiler(*NVCC):
+        return None
+    return f"nvcc, which compiles kernels, is {where(*NVCC[1:])}; put it on PATH or set CUDA_HOME"
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -11,7 +12,7 @@ import attrs
 from tileops.core import program, torch_ops
 from tileops.core.backend import cpu
 from tileops.core.check import Call, TensorMeta, contiguous_strides
-from tileops.core.errors import CaptureError, NoKernelError
+from tileops.core.errors import BackendError, CaptureError, CompileError, NoKernelError
 from tileops.core.kernel import Device, Kernel, Static, static_of
 from tileops.core.launch import ALIGNMENT, Bounds, Interval, compile_launch
 from tileops.core.spec import Entry
@@ -27,7 +28,8 @@ MAX_KINDS = 1024
 class Gpu(Protocol):
     """What a GPU backend provides; a module will do.
 
-    ``available()`` is None, or why calls can't run here, ending with the mend. ``empty(index)`` gives a function of
+    ``available()`` is None, or why calls can't run here, ending with the mend; ``toolchain()`` the same of what kernels
+    are compiled with. ``empty(index)`` gives a function of
     size, stride and dtype; ``fence(index)``, where there are several devices, whether another is current, and a context
     that makes this one so.
     """
@@ -35,6 +37,7 @@ class Gpu(Protocol):
     device_type: str
 
     def available(self) -> str | None: ...
+    def toolchain(self) -> str | None: ...
     def name(self, index: int) -> str: ...
     def device(self, index: int) -> Device: ...
     def target(self, device: Device) -> program.Target: ...
@@ -59,8 +62,8 @@ def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan]
     ``kinds`` holds the plans of one op value by what is static of a call and its bucket, so that a new length that
     needs nothing new costs little.
     """
-    if any(0 in m.shape for m in (*call.inputs.values(), *call.outputs.values()) if m is not None):
-        return cpu.plan(call)  # nothing to launch: the reference fills what there is to fill
+    if is_empty(call):
+        return cpu.plan(call)
     static = static_of(torch_ops.checker_of(call.entry), call)
     bounds = intervals(call, static)
     kind = static, tuple(bounds.items()), tuple(misaligned), call.device
@@ -75,24 +78,27 @@ def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan]
 def _plan(gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequence[str], last: Any) -> Plan:
     from tileops.core.plan import Plan
 
-    checker = torch_ops.checker_of(call.entry)
     index = int(call.device.partition(":")[2] or 0)
     device = gpu.device(index)
     kind = largest(call, static, bounds)
     choice = choose(kind, device, misaligned)
-    if choice.copies:
-        static = static_of(checker, packed(call, choice.copies))
-    target = gpu.target(device)
+    recipe = recipe_of(choice, call, device, gpu.target(device))
+    static = recipe.static
     if gpu.capturing():
-        held = program.loaded(program.key_of(choice.kernel, static, choice.config, device, target))
+        held = program.loaded(recipe.key)
         if held is None or index not in held.ready:
             raise CaptureError(
                 f"{call.entry.name}: this call's program has not run on {call.device} yet, and a graph capture can't "
                 "load it; call it once, or op.warmup(...), before capturing"
             )
-    loaded = program.load(choice.kernel, static, choice.config, device, target)
+    try:
+        loaded = program.load(recipe)
+    except CompileError as e:
+        reason = gpu.toolchain()
+        raise e if reason is None else BackendError(f"{call.entry.name}: {reason}") from e
     loaded.ready.add(index)
     wrong_device, fence = gpu.fence(index)
+    checker = torch_ops.checker_of(call.entry)
     solution, _ = checker.variant(call.params, [m is not None for m in call.inputs.values()])
     launch, moving = compile_launch(
         static,
@@ -103,12 +109,40 @@ def _plan(gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequ
         bounds,
         gpu.empty(index),
         last,
+        partial(_refused, choice, call),
         choice.copies,
         wrong_device,
         fence,
     )
     forms = {n: f for n, f in static.tensors if n in call.inputs and n not in choice.copies}
     return Plan(call, launch, tuple(m is not None for m in call.outputs.values()), forms, moving, choice)
+
+
+def recipe_of(choice: Choice, call: Call, device: Device, target: program.Target) -> program.Recipe:
+    """What the program is made from that runs a call by this choice."""
+    static = static_of(torch_ops.checker_of(call.entry), packed(call, choice.copies))
+    return program.Recipe(choice.kernel, static, choice.config, device, target)
+
+
+def recipe(gpu: Gpu, call: Call, device: Device, misaligned: Sequence[str] = ()) -> program.Recipe | None:
+    """The same for the choice that ``plan`` would make; None where there is nothing to launch."""
+    if is_empty(call):
+        return None
+    return recipe_of(choose(bucketed(call), device, misaligned), call, device, gpu.target(device))
+
+
+def is_empty(call: Call) -> bool:
+    """Whether a tensor of the call has no elements: then the reference fills what there is to fill."""
+    return any(0 in m.shape for m in (*call.inputs.values(), *call.outputs.values()) if m is not None)
+
+
+def _refused(choice: Choice, call: Call, e: Exception) -> BackendError:
+    kernel = f"{type(choice.kernel).__name__} with {choice.config}"
+    reason = str(e).strip().splitlines() or [type(e).__name__]
+    return BackendError(
+        f"{call.entry.name}: the driver refused to launch {kernel} on {call.device}: {reason[-1]}; the call is none of "
+        "those that the kernel serves, or the driver doesn't fit the GPU: `tileops doctor` examines it"
+    )
 
 
 def kernels(entry: Entry) -> list[Kernel]:

@@ -10,6 +10,7 @@ import torch
 
 from tileops.core.kernel import Device
 from tileops.core.program import Target
+from tileops.core.toolchain import MCC, find_compiler, where
 
 device_type = "musa"
 SHARED_BYTES = 192 * 1024  # of one block; torch_musa doesn't report it
@@ -22,6 +23,12 @@ def available() -> str | None:
     if not torch.musa.is_available():
         return "no MUSA device is visible; check the driver with mthreads-gmi, and MUSA_VISIBLE_DEVICES"
     return None
+
+
+def toolchain() -> str | None:
+    if find_compiler(*MCC):
+        return None
+    return f"mcc, which compiles kernels, is {where(*MCC[1:])}; the vendor's image has it"
 
 
 @cache

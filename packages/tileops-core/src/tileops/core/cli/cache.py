@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import click
 
-from tileops.core.cli import output
-from tileops.core.program import cache_dir, stored
+from tileops.core.cli import FAILED, INTERRUPTED, output
+from tileops.core.program import build, cache_dir, stored
 
 
 @click.group(invoke_without_command=True)
@@ -27,3 +28,34 @@ def clear() -> None:
     for place in programs:
         shutil.rmtree(place, ignore_errors=True)
     output.console().print(f"{len(programs)} programs removed")
+
+
+@command.command("build")
+@click.option("--family", "names", multiple=True, metavar="FAMILY", help="Only this family; repeatable.")
+@click.option("--board", type=click.Choice(["h200"]), help="For this board, which need not be here; else for this GPU.")
+@click.option("--workers", type=click.IntRange(1), help="Processes; one for each CPU core if not given.")
+def build_command(names: tuple[str, ...], board: str | None, workers: int | None) -> None:
+    """Compile the programs of all rows and test cases, with their default configs.
+
+    The folder may then be copied to where they run. What is there already stays; Ctrl-C keeps what is finished.
+    """
+    from tileops.core.backend import cuda
+    from tileops.core.errors import BackendError
+    from tileops.core.kernel import H200
+    from tileops.core.testing.programs import recipes
+
+    if board is None and (reason := cuda.available()):
+        raise BackendError(f"{reason}, or name a --board")
+    device = H200 if board else cuda.device(0)
+    entries = [e for e in output.installed().values() if not names or e.family in names]
+    wanted = [recipe for entry in entries for recipe in recipes(entry, cuda, device).values()]
+    failed = 0
+    console = output.console()
+    try:
+        for i, (recipe, failure) in enumerate(build(wanted, workers)):
+            said = failure or f"{recipe.static.op}, {type(recipe.kernel).__name__}"
+            console.print(f"[{i + 1}/{len(wanted)}] {said}", soft_wrap=True, markup=False)
+            failed += failure is not None
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(FAILED if failed else 0)

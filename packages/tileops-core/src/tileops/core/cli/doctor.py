@@ -25,6 +25,7 @@ from tileops.core.cli import ENVIRONMENT, output
 from tileops.core.errors import TileOpsError
 from tileops.core.families import families, load_spec
 from tileops.core.spec.diagnostics import did_you_mean
+from tileops.core.toolchain import MCC, NVCC, find_compiler, where
 
 Needed = Literal["everything", "any GPU", "NVIDIA GPUs", "Moore Threads GPUs"]
 State = Literal["ok", "missing", "problem", "note"]
@@ -182,12 +183,12 @@ def _device(torch: Any, kind: str) -> Finding:
 
 
 def _nvcc(torch: Any) -> Finding:
-    path = _compiler("nvcc", ("CUDA_HOME", "CUDA_PATH"), "/usr/local/cuda")
+    path = find_compiler(*NVCC)
     wanted = torch.version.cuda if torch is not None else None
     major = (wanted or "13").partition(".")[0]
     mend = f"install CUDA {major}'s compiler, and put nvcc on PATH or set CUDA_HOME"
     if path is None:
-        return Finding("nvcc", "missing", "not on PATH, in CUDA_HOME or /usr/local/cuda", mend)
+        return Finding("nvcc", "missing", where(*NVCC[1:]), mend)
     release = re.search(r"release ([\d.]+)", _run(path, "--version") or "")
     if release is None:
         return Finding("nvcc", "problem", f"{path} doesn't tell its version", mend)
@@ -198,9 +199,9 @@ def _nvcc(torch: Any) -> Finding:
 
 
 def _mcc() -> Finding:
-    path = _compiler("mcc", ("MUSA_HOME", "MUSA_PATH"), "/usr/local/musa")
+    path = find_compiler(*MCC)
     if path is None:
-        return Finding("mcc", "missing", "not on PATH, in MUSA_HOME or /usr/local/musa", "the vendor's image has it")
+        return Finding("mcc", "missing", where(*MCC[1:]), "the vendor's image has it")
     return Finding("mcc", "ok", path)
 
 
@@ -272,11 +273,6 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and numbers[-1] == 0:  # 2.9 is 2.9.0
         numbers.pop()
     return tuple(numbers)
-
-
-def _compiler(name: str, variables: tuple[str, ...], usual: str) -> str | None:
-    homes = [*(os.environ[v] for v in variables if os.environ.get(v)), usual]
-    return next((p for where in (None, *(f"{h}/bin" for h in homes)) if (p := shutil.which(name, path=where))), None)
 
 
 def _run(*command: str) -> str | None:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
-import tilelang
 import tilelang.language as T
 
 from tileops.core.check import Call, TensorMeta
@@ -30,7 +29,6 @@ REGISTERS, MAX_RESIDENT = 65536, 2048  # of a multiprocessor, and its threads
 ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
 COLUMN_WARPS, COLUMN_ROWS = 16, 8  # warps that share the rows of 32 columns, and rows that a warp loads at once
 _ANY_LENGTH = 1 << 40  # of a flat view: it has no bounds of its own
-_NO_AXES = tuple(int(n) for n in tilelang.__version__.split(".")[:3] if n.isdigit()) < (0, 1, 15)
 
 
 @attrs.frozen
@@ -138,8 +136,6 @@ def refuse_rows(call: Call, axes: int, rows: Iterable[str] = ("rstd",)) -> str |
         if meta is None:
             continue
         if name in rows:
-            if not meta.shape and _NO_AXES:
-                return f"{name} has no axes, which TileLang before 0.1.15 can't take"
             if strided(meta, len(meta.shape)):
                 return f"{name} is not contiguous"
         elif strided(meta, axes):

@@ -1,0 +1,36 @@
+"""The programs that an operator's cases run on a GPU, known without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from tileops.core.backend import gpu
+from tileops.core.backend.gpu import Gpu
+from tileops.core.check import Call
+from tileops.core.errors import NoKernelError
+from tileops.core.families import op_class
+from tileops.core.kernel import Device
+from tileops.core.program import Recipe
+from tileops.core.spec import Entry
+from tileops.core.testing.cases import edge_cases, workload_cases
+from tileops.core.testing.integration import torch_cases
+
+
+def recipes(entry: Entry, backend: Gpu, device: Device) -> dict[str, Recipe]:
+    """By key what the programs are made from that an entry's rows, edges and checks with torch need on a device."""
+    op_class(entry)
+    found = {}
+    for call, misaligned in _calls(entry, backend.device_type):
+        with suppress(NoKernelError):  # its test says so
+            recipe = gpu.recipe(backend, call, device, misaligned)
+            if recipe is not None:
+                found[recipe.key] = recipe
+    return found
+
+
+def _calls(entry: Entry, device: str) -> Iterator[tuple[Call, Sequence[str]]]:
+    for case in (*workload_cases(entry, device=device), *edge_cases(entry, device)):
+        yield case.call, [n for n, layout in case.layouts.items() if layout == "misaligned"]
+    for check in torch_cases(entry, device):
+        yield from ((call, ()) for call in check.calls)
