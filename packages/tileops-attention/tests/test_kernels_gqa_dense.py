@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -253,6 +254,19 @@ def test_cases(built: None, name: str) -> None:
     before = program.compilations
     for i, size in enumerate(sizes):
         call = kind.call(*size)
+        check(call, make_inputs(call, "cuda", seed=i))
+    assert program.compilations == before
+
+
+@pytest.mark.cuda
+def test_fifty_new_lengths_compile_nothing(built: None) -> None:
+    """Prefill and decode, whole and split, were met before."""
+    for size in ((2, 300, 300), *((B, S_q, 300) for B in (2, 200) for S_q in (1, 3))):
+        check(CAUSAL.call(*size), make_inputs(CAUSAL.call(*size), "cuda"))
+    before, rng = program.compilations, random.Random(0)
+    for i in range(50):
+        size = (rng.randint(1, 9), rng.choice([1, 3, rng.randint(17, 900)]), rng.randint(1, 900))
+        call = CAUSAL.call(*size)
         check(call, make_inputs(call, "cuda", seed=i))
     assert program.compilations == before
 

@@ -53,7 +53,7 @@ SumFwdOp:
     outputs: {z: {dtype: T, shape: "[M, 8]"}}
     symbolic: [M, K]
 
-ScaleFwdOp:
+ScalarFwdOp:
   family: test
   summary: A tensor without axes in, and one out.
   status: spec-only
@@ -226,7 +226,7 @@ def test_a_shape_index_moves_by_rank(op_class):
 
 
 def test_a_tensor_without_axes_travels_as_one_of_one_element(op_class, recorder):
-    op = make_op("ScaleFwdOp", op_class.spec, __module__="attend_family.ops.attend", kernels=("attend:Whatever",))()
+    op = make_op("ScalarFwdOp", op_class.spec, __module__="attend_family.ops.attend", kernels=("attend:Whatever",))()
     x, scale = torch.randn(3), torch.tensor(2.0)
     plan, _ = plan_of(recorder, op, (x, scale))
     z = plan.launch(x, scale)

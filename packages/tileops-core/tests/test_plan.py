@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tileops.attention import GQADenseFwdOp
-from tileops.core import plan as plan_module
+from tileops.core import guards
 from tileops.core.bench.host import host_cost
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.plan import MAX_GUARDS, MAX_PLANS
@@ -32,11 +32,11 @@ def reference(x, weight=None):
 def path(request, monkeypatch):
     """With torch's private guard class, and on a torch that lacks it."""
     if request.param != "guards":
-        monkeypatch.setattr(plan_module, "_TensorGuards", None)
+        monkeypatch.setattr(guards, "tensor_guards", None)
     return request.param
 
 
-def test_a_second_call_is_recognised(norm):
+def test_a_second_call_is_recognised(norm, path):
     x = torch.randn(4, 8)
     norm(x)
     (guard, plan), *_ = norm._state.guards
@@ -56,10 +56,11 @@ def test_a_second_call_is_recognised(norm):
         torch.nn.Parameter(torch.randn(4, 8)),
         torch.randn(4, 8, requires_grad=True),
         torch.randn(4, 8, device="meta"),
+        torch._neg_view(torch.randn(4, 8)),
     ],
-    ids=["shape", "strides", "dtype", "rank", "type", "gradient", "device"],
+    ids=["shape", "strides", "dtype", "rank", "type", "gradient", "device", "negated"],
 )
-def test_a_guard_refuses_what_differs(norm, other):
+def test_a_guard_refuses_what_differs(norm, path, other):
     norm(torch.randn(4, 8))
     (guard, _), *_ = norm._state.guards
     assert not guard(other, None)

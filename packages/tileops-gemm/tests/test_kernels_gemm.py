@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from tileops.core import program, workloads
 from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
+from tileops.core.errors import BackendError
 from tileops.core.kernel import H200, Kernel, static_of
 from tileops.core.torch_ops import checker_of
 from tileops.gemm import GEMMFwdOp
@@ -389,16 +391,32 @@ def test_one_program_serves_any_number_of_rows(
 
 
 @pytest.mark.cuda
-def test_a_new_length_compiles_nothing(built: None) -> None:
+def test_fifty_new_lengths_compile_nothing() -> None:
+    """Once each bucket of M has been met."""
     (N, K), T = MANY, torch.bfloat16
     op, b = GEMMFwdOp(), integers(N, K, T=T, seed=1)
     a = integers(4096, K, T=T)
     oracle = product(a, b, False, True).to(T)
-    op(a[:3600], b)
+    ends = op.buckets["M"]
+    op.warmup(*(op.bind((M, K), (N, K), T=T) for M in ends))
     compiled = program.compilations
-    for M in (3585, 4000, 4095, 4096):
-        assert torch.equal(op(a[:M], b), oracle[:M])
+    for M in random.Random(0).sample(sorted(set(range(1, 4097)) - set(ends)), 50):
+        assert torch.equal(op(a[:M], b), oracle[:M]), M
     assert program.compilations == compiled
+
+
+@pytest.mark.cuda
+def test_a_launch_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    T = torch.bfloat16
+    a, b = integers(300, 264, T=T), integers(392, 264, T=T, seed=1)
+    op = GEMMFwdOp()
+    hungry = gemm_persistent.Config(warpgroups=2, block_n=256, stages=9)
+    with monkeypatch.context() as m:
+        m.setattr(gemm_persistent.GEMMPersistent, "configs", lambda *_: iter([hungry]))
+        with pytest.raises(BackendError, match=r"GEMMFwdOp: the driver refused to launch GEMMPersistent with Config\("):
+            op(a, b)
+    op.request_tune()
+    assert torch.equal(op(a, b), product(a, b, False, True).to(T))
 
 
 @pytest.mark.cuda

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -260,7 +261,7 @@ def test_one_program_serves_all_numbers_of_rows() -> None:
     held_forward(normal(3, 640), normal(640), return_rstd=True)
     held_backward(normal(3, 640, seed=2), normal(3, 640), normal(640, seed=1))
     before = program.compilations, len(program._programs)
-    for rows in (1, 2, 64, 1000, 4099):
+    for rows in random.Random(0).sample(range(1, 5000), 50):
         held_forward(normal(rows, 640), normal(640), return_rstd=True)
         held_backward(normal(rows, 640, seed=2), normal(rows, 640), normal(640, seed=1))
     assert (program.compilations, len(program._programs)) == before

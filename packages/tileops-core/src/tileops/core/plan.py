@@ -1,6 +1,6 @@
 """What is learnt about the calls of an op value: cached plans, and guards in front of them.
 
-A plan is a checked call bound to what runs it. Eight guards, newest first, recognise the latest calls in one C++ check
+A plan is a checked call bound to what runs it. Eight guards, newest first, recognise the latest calls in one check
 each; the plans behind them are keyed by every tensor's shape, strides, dtype, device and alignment, and are bounded.
 """
 
@@ -22,14 +22,10 @@ from tileops.core import autograd, backend, torch_ops
 from tileops.core.check import Call, Checker
 from tileops.core.check.content import check_content
 from tileops.core.errors import CheckError, TileOpsError
+from tileops.core.guards import guard
 from tileops.core.kernel import Form
-from tileops.core.launch import ALIGNMENT, guard_sizes
+from tileops.core.launch import ALIGNMENT
 from tileops.core.spec import Entry
-
-try:
-    from torch._C._dynamo.guards import TensorGuards as _TensorGuards
-except ImportError:  # private: its absence costs speed only
-    _TensorGuards = None
 
 MAX_GUARDS = 8
 MAX_PLANS = 1024
@@ -149,10 +145,9 @@ class State:
 
     def recognise(self, inputs: Inputs, plan: Plan) -> None:
         """Put a guard for calls like this one in front."""
-        if _TensorGuards is not None:
-            guard = _guard(inputs, tuple(plan.forms.get(n) for n in self.entry.signature.inputs))
-            with self.lock:
-                self.guards = ((guard, plan), *self.guards[: MAX_GUARDS - 1])
+        made = guard(inputs, [plan.forms.get(n) for n in self.entry.signature.inputs])
+        with self.lock:
+            self.guards = ((made, plan), *self.guards[: MAX_GUARDS - 1])
 
     def _check_types(self, inputs: Inputs) -> None:
         declared = self.entry.signature.inputs
@@ -180,30 +175,9 @@ def state_of(entry: Entry, values: tuple[Any, ...]) -> State:
 
 
 def _is_plain(t: Tensor) -> bool:
-    """A tensor with data of its own, so that a kernel can be launched on it."""
-    return type(t) in _PLAIN and not t.is_meta
+    """A tensor whose memory holds its values, so that a kernel can be launched on it."""
+    return type(t) in _PLAIN and not t.is_meta and not t.is_neg()
 
 
 def _tensor_key(t: Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % ALIGNMENT == 0
-
-
-def _guard(inputs: Inputs, forms: tuple[Form | None, ...]) -> Callable[..., bool]:
-    """Whether a call is like this one: one C++ check of types, dispatch keys, dtypes, devices, sizes and strides."""
-    there = [i for i, t in enumerate(inputs) if t is not None]
-    tensors: list[Any] = [inputs[i] for i in there]
-    sizes, strides = [], []
-    for i, t in zip(there, tensors, strict=True):
-        form = forms[i]
-        size, stride = (t.shape, t.stride()) if form is None else guard_sizes(form, t.shape, t.stride())
-        sizes.append(list(size))
-        strides.append(list(stride))
-    check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    if len(there) < len(inputs):
-        absent = [i for i, t in enumerate(inputs) if t is None]
-        check_present = check
-        check = lambda *ts: all(ts[i] is None for i in absent) and check_present(*[ts[i] for i in there])  # noqa: E731
-    if any(t.requires_grad for t in tensors):  # planned while gradients were off: good only while they are
-        plain = check
-        check = lambda *ts: not torch.is_grad_enabled() and plain(*ts)  # noqa: E731
-    return check

@@ -86,9 +86,9 @@ class GQADecode(Kernel):
         teams, items = slots // width, call["B"] * call["H_kv"] // width
         depth = 0.75 * call["S_kv"] / block_n  # blocks of an item: the lengths of a bucket differ by a factor of two
         split = items / teams * depth + SEAM < -(-items // teams) * depth
-        warps = 4 if teams <= 8 * items else 16
-        best = Config(block_n, 3, group if call["S_q"] == 1 else ROWS, width, teams, split, warps)
-        yield from (best, attrs.evolve(best, split=not split))
+        rows = group if call["S_q"] == 1 else ROWS
+        for splits in (split, not split):
+            yield Config(block_n, 3, rows, width, teams, splits, 16 if splits and teams > 8 * items else 4)
 
     def workspace(self, call: Call, config: Config) -> list[Scratch]:
         if not config.split:

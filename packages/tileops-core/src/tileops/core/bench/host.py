@@ -1,22 +1,47 @@
-"""What a call costs on the host, apart from the work itself: ``python -m tileops.core.bench.host`` prints it."""
+"""What a call costs on the host, apart from the work itself: ``python -m tileops.core.bench.host`` prints it.
+
+On a CPU the launch is left out; on a GPU calls are enqueued and never waited for, and a rival's are timed beside them.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import attrs
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from tileops.core import guards, workloads
+from tileops.core.bench.rivals import Missing, rivals_of
+from tileops.core.check import Call
 from tileops.core.families import entries, op_class
 from tileops.core.inputs import make_inputs
+from tileops.core.roofline import work
 from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
 
 ROUNDS, CALLS = 9, 300
+
+
+def round_robin(
+    ways: Mapping[str, Callable[[], Any]], calls: int = CALLS, prepare: Callable[[str], Any] = lambda name: None
+) -> dict[str, float]:
+    """Microseconds a call, the median of bursts; the ways take turns, so that a drifting host weighs on all alike."""
+    seen: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, call in ways.items():
+            prepare(name)
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            seen[name].append((time.perf_counter() - start) / calls * 1e6)
+    return {name: statistics.median(values) for name, values in seen.items()}
 
 
 @attrs.frozen
@@ -29,44 +54,95 @@ class HostCost:
 
 
 def host_cost(op: Any, inputs: tuple[Any, ...]) -> HostCost:
-    """The cost of ``op(*inputs)``; the three ways are timed in turn, so that a drifting host weighs on all alike."""
+    """The cost of ``op(*inputs)``."""
     state = op._state
     op(*inputs)
-    plan = attrs.evolve(state.local.plan, launch=lambda *inputs: None)
+    known = attrs.evolve(state.local.plan, launch=lambda *inputs: None)
+
+    def prepare(name: str) -> None:
+        state.guards = ()
+        state.recognise(inputs, known)
 
     def miss() -> None:
         state.plans.clear()
         state.recognise(inputs, state.plan(inputs))
 
-    ways: dict[str, Callable[[], Any]] = {"hit": lambda: op(*inputs), "keyed": lambda: state.plan(inputs), "miss": miss}
-    seen: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        for name, call in ways.items():
-            state.guards = ()
-            state.recognise(inputs, plan)
-            seen[name].append(_microseconds(call))
+    ways = {"hit": lambda: op(*inputs), "keyed": lambda: state.plan(inputs), "miss": miss}
+    found = round_robin(ways, prepare=prepare)
     state.guards = ()
     state.plans.clear()
-    return HostCost(**{name: statistics.median(values) for name, values in seen.items()})
+    return HostCost(**found)
 
 
-def _microseconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    return (time.perf_counter() - start) / CALLS * 1e6
+def gpu_cost(call: Call, device: str = "cuda") -> dict[str, float]:
+    """Microseconds a call of an op on a GPU, by how it is found, and of the first rival that is there.
+
+    ``cached`` is the call as users make it, ``unguarded`` the same where torch has no private guard, ``new_length`` one
+    of a kind that is known but for its sizes, ``new_bucket`` one of which only the program is known, ``training`` one
+    that records its gradient.
+    """
+    op: Any = op_class(call.entry)(**call.params)
+    state, given = op._state, make_inputs(call, device)
+    inputs = tuple(given.values())
+
+    def new_length() -> None:
+        state.guards = ()
+        state.plans.clear()
+        op(*inputs)
+
+    def new_bucket() -> None:
+        state.kinds.clear()
+        new_length()
+
+    cached = partial(op, *inputs)
+    ways: dict[str, Callable[[], Any]] = {
+        "cached": cached, "unguarded": cached, "new_length": new_length, "new_bucket": new_bucket,
+    }  # fmt: skip
+    ways["torch"] = _first_rival(call, given)
+    if call.entry.grad:
+        trained = {n: None if x is None else x.clone().requires_grad_() for n, x in given.items()}
+        ways["training"], ways["torch_training"] = partial(op, *trained.values()), _first_rival(call, trained)
+    held = guards.tensor_guards
+
+    def prepare(name: str) -> None:
+        guards.tensor_guards = None if name == "unguarded" else held
+        state.guards = ()
+        ways[name]()
+        torch.cuda.synchronize()
+
+    try:
+        return round_robin({n: way for n, way in ways.items() if way is not None}, prepare=prepare)
+    finally:
+        guards.tensor_guards = held
+
+
+def _first_rival(call: Call, inputs: Mapping[str, Any]) -> Any:
+    for make in rivals_of(call.entry, "cuda").values():
+        with suppress(Missing):
+            return None if isinstance(make, str) else make(call, inputs)
+    return None
 
 
 def main() -> None:
-    """Print the host cost of every installed op on its first row, scaled down to next to no work."""
-    table = Table("op", "tensors", "hit us", "keyed us", "miss us", title="Host cost of a call, its launch left out")
+    """Print the host cost of every installed op: on its smallest row on a GPU, else on next to no work."""
+    gpu = torch.cuda.is_available()
+    table = Table(title="Host cost of a call, us" + ("" if gpu else ", its launch left out"))
+    columns: dict[str, None] = {}
+    rows = {}
     for entry in entries().values():
-        row = entry.workloads[0]
-        call = scaled(checker_of(entry), row, cases(row)[0], max_flops=2**10)
-        inputs = tuple(make_inputs(call, "cpu").values())
-        cost = host_cost(op_class(entry)(**call.params), inputs)
-        count = sum(t is not None for t in inputs)
-        table.add_row(entry.name, str(count), *(f"{us:.2f}" for us in attrs.astuple(cost)))
+        if gpu:
+            call = min(workloads.calls(entry), key=lambda call: work(call).bytes)
+            cost = gpu_cost(call)
+        else:
+            row = entry.workloads[0]
+            call = scaled(checker_of(entry), row, cases(row)[0], max_flops=2**10)
+            cost = attrs.asdict(host_cost(op_class(entry)(**call.params), tuple(make_inputs(call, "cpu").values())))
+        rows[str(call.id)] = cost
+        columns |= dict.fromkeys(cost)
+    for name in ("call", *columns):
+        table.add_column(name.replace("_", " "), justify="left" if name == "call" else "right")
+    for name, cost in rows.items():
+        table.add_row(name, *(f"{cost[c]:.2f}" if c in cost else "-" for c in columns))
     Console().print(table)
 
 

@@ -76,16 +76,3 @@ def cool(bursts: Mapping[str, Burst], rounds: int = ROUNDS) -> dict[str, Timing]
             stop.synchronize()
             seen[name].append(start.elapsed_time(stop) * 1e3 / CALLS)
     return {name: timing(values) for name, values in seen.items()}
-
-
-def host_ratio(ours: Callable[[], Any], theirs: Callable[[], Any], calls: int = 300) -> tuple[float, float]:
-    """(ours, theirs): microseconds that a call takes on the host, round-robin, the device never waited for."""
-    seen: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS):
-        for call, values in zip((ours, theirs), seen, strict=True):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            values.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(seen[0]), statistics.median(seen[1])

@@ -1,0 +1,70 @@
+"""Whether a call is like an earlier one: one C++ check where torch has it, else the same spelled out in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tileops.core.kernel import Form
+from tileops.core.launch import guard_sizes
+
+try:
+    from torch._C._dynamo import guards
+
+    tensor_guards: Any = guards.TensorGuards
+except (ImportError, AttributeError):  # it is private
+    tensor_guards = None
+
+Guard = Callable[..., bool]
+Axes = list[int | None]  # None: any
+
+
+def guard(inputs: Sequence[Tensor | None], forms: Sequence[Form | None]) -> Guard:
+    """Whether a call has these types, dispatch keys, dtypes, devices, sizes and strides.
+
+    ``forms`` say which sizes and strides may be others; without one an input must have the very same.
+    """
+    there = [(t, form) for t, form in zip(inputs, forms, strict=True) if t is not None]
+    tensors = [t for t, _ in there]
+    sizes: list[Axes] = []
+    strides: list[Axes] = []
+    for t, form in there:
+        size, stride = (t.shape, t.stride()) if form is None else guard_sizes(form, t.shape, t.stride())
+        sizes.append(list(size))
+        strides.append(list(stride))
+    if tensor_guards is None:
+        check = _spelled(tensors, sizes, strides)
+    else:
+        check = tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    if len(tensors) < len(inputs):
+        present = [i for i, t in enumerate(inputs) if t is not None]
+        absent = [i for i, t in enumerate(inputs) if t is None]
+        check_present = check
+        check = lambda *ts: all(ts[i] is None for i in absent) and check_present(*[ts[i] for i in present])  # noqa: E731
+    if any(t.requires_grad for t in tensors):  # planned while gradients were off: good only while they are
+        plain = check
+        check = lambda *ts: not torch.is_grad_enabled() and plain(*ts)  # noqa: E731
+    return check
+
+
+def _spelled(tensors: Sequence[Tensor], sizes: Sequence[Axes], strides: Sequence[Axes]) -> Guard:
+    scope: dict[str, Any] = {"functorch": torch._C._functorch.peek_interpreter_stack}
+    tests = ["functorch() is None"]
+    for i, (t, size, stride) in enumerate(zip(tensors, sizes, strides, strict=True)):
+        scope |= {f"type{i}": type(t), f"dtype{i}": t.dtype, f"device{i}": t.device}
+        tests += [f"type(t{i}) is type{i} and t{i}.dtype is dtype{i} and t{i}.device == device{i}"]
+        tests += [f"t{i}.requires_grad is {t.requires_grad} and not t{i}.is_neg()"]
+        tests += [_same(f"t{i}.shape", size), _same(f"t{i}.stride()", stride)]
+    names = ", ".join(f"t{i}" for i in range(len(tensors)))
+    check: Guard = eval(f"lambda {names}: {' and '.join(tests)}", scope)
+    return check
+
+
+def _same(numbers: str, wanted: Axes) -> str:
+    if None not in wanted:
+        return f"{numbers} == {tuple(wanted)}"
+    known = [f"n[{i}] == {n}" for i, n in enumerate(wanted) if n is not None]
+    return " and ".join([f"len(n := {numbers}) == {len(wanted)}", *known])
