@@ -137,7 +137,10 @@ def test_cpu(session: nox.Session, python: str) -> None:
 
 
 def test_device(session: nox.Session, backend: str, family: str) -> None:
-    pytest(session, device_environment(session, backend), "-m", backend, f"packages/tileops-{family}/tests")
+    python = device_environment(session, backend)
+    if backend == "cuda":
+        run(session, python, "-m", "tileops.core.cli", "cache", "build", "--family", family)  # on all cores
+    pytest(session, python, "-m", backend, f"packages/tileops-{family}/tests")
 
 
 def bench_device(session: nox.Session, backend: str, family: str) -> None:

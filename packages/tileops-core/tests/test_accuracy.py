@@ -229,6 +229,21 @@ def test_contraction_adds_its_share_of_the_absolute_product(count):
 NAN, INF = math.nan, math.inf
 
 
+@pytest.mark.parametrize(
+    ("strays", "off", "ok"), [(1, 6, True), (2, 6, True), (3, 6, False), (1, 7, False), (0, 4, True)]
+)
+def test_where_there_is_a_model_a_few_elements_may_stray(strays, off, ok):
+    """Of 25 000 two, by 1.5 times their bound: here the yardstick is off by 2 units everywhere, so the bound is 4."""
+    unit, shape = 2.0**-23, (250, 100)
+    truth = torch.ones(shape)
+    result = truth + 2 * unit
+    result[:strays, 7] = 1 + off * unit
+    for model, right in ((ref("matmul"), ok), (None, strays == 0)):
+        call = make({}, {"d": ("float32", shape)}, accuracy={"d": {}}, model=model)
+        yard = {"d": truth + 2 * unit}
+        assert compare(call, {"d": result}, {"d": truth.double()}, yard, {})["d"].ok is right
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("truth", "model", "result", "ok"),

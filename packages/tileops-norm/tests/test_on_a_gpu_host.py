@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -80,19 +81,24 @@ def test_a_warm_op_can_be_captured_at_once() -> None:
     assert close(op, x, y)
 
 
+def replace(place: Path, content: bytes) -> None:
+    """By a new file: the old one is mapped into this process."""
+    (place / "new").write_bytes(content)
+    (place / "new").replace(place / "program.so")
+
+
 def foreign(place: Path) -> None:
     """A whole and verified entry that no loader takes."""
-    import hashlib
-
-    (place / "program.so").write_bytes(b"\x7fELF of another host")
+    content = b"\x7fELF of another host"
+    replace(place, content)
     described = json.loads((place / "program.json").read_text())
-    described["digest"] = hashlib.sha256((place / "program.so").read_bytes()).hexdigest()
+    described["digest"] = hashlib.sha256(content).hexdigest()
     (place / "program.json").write_text(json.dumps(described))
 
 
 SPOILT: dict[str, Callable[[Path], object]] = {
-    "changed": lambda place: (place / "program.so").write_bytes(bytes(1000)),
-    "truncated": lambda place: (place / "program.so").write_bytes((place / "program.so").read_bytes()[:-100]),
+    "changed": lambda place: replace(place, bytes(1000)),
+    "truncated": lambda place: replace(place, (place / "program.so").read_bytes()[:-100]),
     "half-gone": lambda place: (place / "program.so").unlink(),
     "not-described": lambda place: (place / "program.json").write_text("{"),
     "foreign": foreign,

@@ -38,6 +38,7 @@ class Scores:
     alibi: bool
     left: int
     right: int
+    exact: bool  # near 0 too, as lse asks
 
     @classmethod
     def of(cls, static: Static) -> "Scores":
@@ -49,6 +50,7 @@ class Scores:
             static.tensor("alibi_slopes") is not None,
             min(static["window_size_left"], FAR),
             min(right, FAR),
+            static.tensor("lse") is not None,
         )
 
     @property
@@ -69,8 +71,12 @@ class Scores:
         """The base 2 logit of a product, if ``bent``; ``distance`` is the key's from the query, as float32."""
         if self.softcap is not None:
             # tanh(y) = 1 - 2 / (exp(2y) + 1), which ends at 1 and -1 without a NaN; tanh.approx is off by 2**-11.
-            cap = self.softcap * LOG2E
-            x = cap - 2.0 * cap / (T.exp2(x * (2.0 * self.scale / self.softcap * LOG2E)) + 1.0)
+            cap, y = self.softcap * LOG2E, x * (self.scale / self.softcap)
+            x = cap - 2.0 * cap / (T.exp2(y * (2.0 * LOG2E)) + 1.0)
+            if self.exact:
+                square = y * y
+                near = square * (-1.0 / 3.0 + square * (2.0 / 15.0 - square * (17.0 / 315.0)))
+                x = T.if_then_else(square < 0.04, cap * (y + y * near), x)
         else:
             x = x * (self.scale * LOG2E)
         return x - slope * T.abs(distance) if self.alibi else x

@@ -15,6 +15,7 @@ from torch import Tensor
 from tileops.core.accuracy.rules import Tolerance, ulp
 
 _PIECE = 1 << 24  # elements
+STRAY, ELEMENTS_A_STRAY = 1.5, 10_000
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -164,6 +165,8 @@ def _distances(case: Case) -> Finding:
     allowed = max(rule.factor * model_total, (rule.floor - 0.5) * unit_total, coarsest) + walk_total
 
     _, got, limit, at = worst
+    if rule.strays and 0 < outside <= max(1, case.result.numel() // ELEMENTS_A_STRAY):
+        limit *= STRAY
     within = f"{rule.factor:g} x the yardstick's or {rule.floor:g} ulp{', and contraction' if rule.terms else ''}"
     metric = "slice" if rule.kind == "slices" else "element"
     single = f"off by {got:.3g}, allowed {limit:.3g} ({within}); {outside} of {case.result.numel()} are outside"

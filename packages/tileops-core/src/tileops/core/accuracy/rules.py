@@ -33,12 +33,17 @@ def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 @attrs.frozen
 class Tolerance:
-    """The rule of one output; ``terms`` is how many products an element sums, 0 where it is no contraction."""
+    """The rule of one output.
+
+    ``terms`` is how many products an element sums, 0 where it is no contraction; ``strays`` whether a few elements may
+    be off by more than their bound.
+    """
 
     kind: Kind
     factor: float
     floor: float
     terms: int = 0
+    strays: bool = False
 
 
 def tolerance(call: Call, name: str) -> Tolerance:
@@ -52,7 +57,8 @@ def tolerance(call: Call, name: str) -> Tolerance:
 
     kind = override.get("rule") or _default_kind(call, name)
     floor = value("floor", 4 if kind == "statistic" else 1)
-    return Tolerance(kind, value("factor", 2), floor, int(value("contraction", 0)))
+    strays = kind == "slices" and call.entry.model is not None
+    return Tolerance(kind, value("factor", 2), floor, int(value("contraction", 0)), strays)
 
 
 def _default_kind(call: Call, name: str) -> Kind:

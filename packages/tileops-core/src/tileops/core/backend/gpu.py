@@ -152,7 +152,12 @@ def kernels(entry: Entry) -> list[Kernel]:
     found = []
     for name in cls.kernels:
         module, _, kernel = name.partition(":")
-        found.append(getattr(importlib.import_module(f"{package}.kernels.{module}"), kernel)())
+        try:
+            home = importlib.import_module(f"{package}.kernels.{module}")
+        except ImportError as e:
+            mend = 'pip install "tileops-core[cuda]" (on a MUSA image: the vendor\'s tilelang_musa)'
+            raise BackendError(f"{entry.name}: kernels need TileLang, which can't be imported ({e}); {mend}") from None
+        found.append(getattr(home, kernel)())
     return found
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import pytest
 TIERS = ("smoke", "full", "nightly")
 DEVICES = ("cpu", "cuda", "musa")
 KERNEL_TESTS = "test_kernels_"
+KEPT_BYTES = 2**31
 CASES = ("workload_case", "edge_case", "torch_case")
 MARKERS = (
     "smoke: the quick core of a suite",
@@ -123,6 +125,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             reason = BACKENDS[device].available()
             if reason:
                 raise pytest.UsageError(f"the tests of {device} can't run: {reason}")
+
+
+def pytest_runtest_teardown() -> None:
+    """Give a GPU's memory back where a test took much of it: workers share the device."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
