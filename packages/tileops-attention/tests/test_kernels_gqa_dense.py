@@ -20,6 +20,7 @@ from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
 from tileops.core.inputs import make_inputs
 from tileops.core.kernel import H200, Device, Kernel
+from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
 
 DECODE, PREFILL, GENERAL = gqa_decode.GQADecode(), gqa_prefill.GQAPrefill(), gqa_general.GQAGeneral()
@@ -216,6 +217,11 @@ def test_every_config_of_every_row_is_legal() -> None:
             for config in configs:
                 assert config.shared_bytes(call["D"], call["D_v"]) <= H200.shared_bytes
                 assert sum(4 * torch.Size(s.shape).numel() for s in kernel.workspace(kind, config)) < 2**26
+
+
+def test_the_cases_of_the_kit_need_few_programs() -> None:
+    """Each is compiled, so a suite stays affordable."""
+    assert len(kit_recipes(GQADenseFwdOp.entry, cuda, H200)) <= 200
 
 
 def test_one_program_serves_every_length() -> None:

@@ -17,6 +17,7 @@ from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
 from tileops.core.errors import BackendError
 from tileops.core.kernel import H200, Kernel, static_of
+from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
 from tileops.gemm import GEMMFwdOp
 from tileops.gemm.kernels import common, gemm_general, gemm_persistent, gemm_skinny, gemv
@@ -190,6 +191,11 @@ def test_a_kernel_compiles(kernel: Kernel, call: Call, tmp_path: Any, monkeypatc
     config = next(iter(kernel.configs(call, H200)))
     static = static_of(checker_of(call.entry), call)
     assert program.compile_only(program.Recipe(kernel, static, config, H200, SM90A)).is_file()
+
+
+def test_the_cases_of_the_kit_need_few_programs() -> None:
+    """Each is compiled, so a suite stays affordable."""
+    assert len(kit_recipes(GEMMFwdOp.entry, cuda, H200)) <= 200
 
 
 MS = (1, 2, 3, 16, 17, 63, 64, 65, 127, 128, 129, 257, 1000)

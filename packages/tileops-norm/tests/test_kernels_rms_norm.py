@@ -15,6 +15,7 @@ from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call
 from tileops.core.kernel import H200, static_of
 from tileops.core.op import Op
+from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
 from tileops.norm import RMSNormBwdOp, RMSNormFwdOp
@@ -160,6 +161,12 @@ def test_it_compiles(call: Call, tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
     recipe = gpu.recipe(cuda, call, H200)
     assert recipe is not None
     assert program.compile_only(recipe).exists()
+
+
+@pytest.mark.parametrize("op", [RMSNormFwdOp, RMSNormBwdOp])
+def test_the_cases_of_the_kit_need_few_programs(op: type[Op]) -> None:
+    """Each is compiled, so a suite stays affordable."""
+    assert len(kit_recipes(op.entry, cuda, H200)) <= 200
 
 
 def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
