@@ -57,9 +57,7 @@ def flashinfer_attention(call: Any, inputs: Any) -> Callable[[], Any]:
     if call["S_q"] == 1:
         run = partial(flashinfer.single_decode_with_kv_cache, q[0], k, v, **options)
         return lambda: run()[None, None]
-    run = partial(
-        flashinfer.single_prefill_with_kv_cache, q, k, v, causal=call["is_causal"], kv_layout="NHD", **options
-    )
+    run = partial(flashinfer.single_prefill_with_kv_cache, q, k, v, causal=call["is_causal"], **options)
     return lambda: run()[None]
 
 

@@ -142,7 +142,6 @@ def _call(state: State, inputs: Sequence[Tensor | None], through_operator: bool)
     if through_operator:
         return state.operator(*inputs, *state.values)
     plan = state.plan(tuple(inputs))
-    state.local.plan = plan
     return torch_ops.unpack(plan.launch(*inputs), plan.outputs)
 
 

@@ -39,15 +39,14 @@ def guard(inputs: Sequence[Tensor | None], forms: Sequence[Form | None]) -> Guar
         check = _spelled(tensors, sizes, strides)
     else:
         check = tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    if len(tensors) < len(inputs):
-        present = [i for i, t in enumerate(inputs) if t is not None]
-        absent = [i for i, t in enumerate(inputs) if t is None]
-        check_present = check
-        check = lambda *ts: all(ts[i] is None for i in absent) and check_present(*[ts[i] for i in present])  # noqa: E731
+    tests = [f"t{i} is None" for i, t in enumerate(inputs) if t is None]
     if any(t.requires_grad for t in tensors):  # planned while gradients were off: good only while they are
-        plain = check
-        check = lambda *ts: not torch.is_grad_enabled() and plain(*ts)  # noqa: E731
-    return check
+        tests.append("not grad_enabled()")
+    if not tests:
+        return check
+    present = ", ".join(f"t{i}" for i, t in enumerate(inputs) if t is not None)
+    scope = {"check": check, "grad_enabled": torch.is_grad_enabled}
+    return _function(len(inputs), [*tests, f"check({present})"], scope)
 
 
 def _spelled(tensors: Sequence[Tensor], sizes: Sequence[Axes], strides: Sequence[Axes]) -> Guard:
@@ -58,9 +57,12 @@ def _spelled(tensors: Sequence[Tensor], sizes: Sequence[Axes], strides: Sequence
         tests += [f"type(t{i}) is type{i} and t{i}.dtype is dtype{i} and t{i}.device == device{i}"]
         tests += [f"t{i}.requires_grad is {t.requires_grad} and not t{i}.is_neg()"]
         tests += [_same(f"t{i}.shape", size), _same(f"t{i}.stride()", stride)]
-    names = ", ".join(f"t{i}" for i in range(len(tensors)))
-    check: Guard = eval(f"lambda {names}: {' and '.join(tests)}", scope)
-    return check
+    return _function(len(tensors), tests, scope)
+
+
+def _function(arity: int, tests: Sequence[str], scope: dict[str, Any]) -> Guard:
+    made: Guard = eval(f"lambda {', '.join(f't{i}' for i in range(arity))}: {' and '.join(tests)}", scope)
+    return made
 
 
 def _same(numbers: str, wanted: Axes) -> str:

@@ -66,9 +66,10 @@ def compile_launch(
 ) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """``launch(*inputs)``, which gives the outputs as the caller gets them, or MISS; and the moving sizes' names.
 
-    ``inputs`` are all of the entry's, absent ones too. ``last.sizes`` is set to the moving sizes. ``refused`` makes the
-    error of a launch that the driver refuses. ``copies`` are made packed and aligned first. ``wrong_device`` says
-    whether the tensors' device is not the current one; ``fence()`` is then a context that makes it so.
+    ``inputs`` are all of the entry's, absent ones too. ``last.run`` is set to the launch's global
+    ``plan``, which is the caller's to fill in, and the moving sizes. ``refused`` makes the error of a launch that the
+    driver refuses. ``copies`` are made packed and aligned first. ``wrong_device`` says whether the tensors' device is
+    not the current one; ``fence()`` is then a context that makes it so.
     """
     forms = dict(static.tensors)
     present = [n for n in inputs if n in forms]
@@ -76,7 +77,8 @@ def compile_launch(
     scope: dict[str, Any] = {**FUNCTIONS, "main": main, "empty": empty, "zeros": _zeros(empty), "MISS": MISS}
     scope |= {f"dt_{n}": torch_dtype(forms[n].dtype) for n in outputs}
     scope |= {f"dt_{i}": torch_dtype(s.dtype) for i, s in enumerate(scratch)}
-    scope |= {"wrong_device": wrong_device, "fence": fence, "packed": _packed, "last": last, "refused": refused}
+    scope |= {"wrong_device": wrong_device, "fence": fence, "packed": _packed, "last": last, "plan": None}
+    scope["refused"] = refused
 
     lines = []
     if wrong_device is not None:
@@ -91,8 +93,7 @@ def compile_launch(
     tests = [interval.test(_axis(a)) for a, interval in bounds.items() if a in axes]
     tests += [_rule(s.expr, static, axes) for s in solution.steps if isinstance(s, Require) and _moves(s.expr, axes)]
     lines += [f"if not ({test}): return MISS" for test in tests]
-    if axes:
-        lines.append(f"last.sizes = {_tuple([_axis(a) for a in axes])}")
+    lines.append(f"last.run = plan, {_tuple([_axis(a) for a in axes])}")
     lines += [f"{n} = packed({n})" for n in copies]
     for name in outputs:
         shape = [a if isinstance(a, int) else _axis(a) for a in forms[name].shape]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,9 +25,6 @@ from tileops.core.workloads import bare_meta, labelled
 
 if TYPE_CHECKING:
     from tileops.core.explain import Explanation
-
-_is_compiling = torch.compiler.is_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 Result = Any  # a tensor, a tuple of those that are present, or None where the op only mutates
 
@@ -59,6 +56,7 @@ class Op:
         if cls.__name__ not in known:
             raise TileOpsError(f"{cls.__module__}.{cls.__name__} has no entry in {path or 'any _spec.yaml around it'}")
         cls.entry = known[cls.__name__]
+        type.__setattr__(cls, "run", _compile_run(list(cls.entry.signature.inputs)))
         torch_ops.define(cls.entry, cls)
 
     def __attrs_post_init__(self) -> None:
@@ -79,15 +77,7 @@ class Op:
         Returns the output, or a tuple of the outputs that are present, or None where there are none. Raises CheckError
         for a call outside the signature, NoKernelError or BackendError where the device can't serve it.
         """
-        state = self._state
-        if _is_compiling():
-            return autograd.traced(state, inputs)
-        if not _dispatch_modes() and forward_ad._current_level < 0:
-            for matches, plan in state.guards:
-                if matches(*inputs) and (result := plan.launch(*inputs)) is not MISS:
-                    state.local.plan = plan
-                    return result
-        return state.slow(inputs)
+        raise NotImplementedError  # each class has one of its own arity
 
     def bind(self, *inputs: Any, **dtypes: Any) -> Call:
         """The checked Call of inputs in spec order, without running it.
@@ -140,6 +130,35 @@ class Op:
     def eval_roofline(self) -> Work:
         """Work of this thread's last call of this op (of any equal value); raises TileOpsError before the first."""
         return work(self._state.last_call())
+
+
+def _compile_run(names: Sequence[str]) -> Callable[..., Result]:
+    """``Op.run`` with its inputs spelled out, which saves packing and unpacking them three times a call."""
+    inputs = ", ".join(names)
+    source = f"""
+def run(self, {inputs}):
+    state = self._state
+    if is_tracing():
+        return traced(state, ({inputs},))
+    if not dispatch_modes() and forward_ad._current_level < 0:
+        for matches, launch in state.guards:
+            if matches({inputs}):
+                result = launch({inputs})
+                if result is not MISS:
+                    return result
+    return state.slow(({inputs},))
+"""
+    scope: dict[str, Any] = {
+        "is_tracing": torch.compiler.is_dynamo_compiling,
+        "dispatch_modes": torch._C._len_torch_dispatch_stack,
+        "forward_ad": forward_ad,
+        "traced": autograd.traced,
+        "MISS": MISS,
+    }
+    exec(source, scope)
+    scope["run"].__doc__ = Op.run.__doc__
+    run: Callable[..., Result] = scope["run"]
+    return run
 
 
 def make_op(entry_name: str, spec: Path, **namespace: Any) -> type[Op]:

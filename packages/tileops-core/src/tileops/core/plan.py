@@ -42,8 +42,8 @@ class Plan:
     """``launch`` gives what the caller gets, or MISS where a call is not of its kind; ``outputs`` says what that holds.
 
     ``forms`` has the inputs that may differ in another call of the kind, and how; the others must be the same.
-    ``moving`` names the sizes that a launch leaves in ``State.local.sizes``. Of a kernel's plan ``choice`` says which
-    kernel it is and why.
+    A launch leaves the plan and the sizes that ``moving`` names in ``State.local.run``. Of a kernel's plan ``choice``
+    says which kernel it is and why.
     """
 
     call: Call
@@ -63,7 +63,7 @@ class State:
         self.values = values
         self.params = dict(zip(entry.signature.params, values, strict=True))
         self.operator = torch_ops.operator_of(entry)
-        self.guards: tuple[tuple[Callable[..., bool], Plan], ...] = ()
+        self.guards: tuple[tuple[Callable[..., bool], Callable[..., Any]], ...] = ()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.kinds: dict[Any, Plan] = {}
         self.local = threading.local()
@@ -85,7 +85,6 @@ class State:
             return torch_ops.pack(autograd.apply(self, inputs, through_operator=False))
         plan = self.plan(inputs)
         self.recognise(inputs, plan)
-        self.local.plan = plan
         return plan.launch(*inputs)
 
     def plan(self, inputs: Inputs) -> Plan:
@@ -129,12 +128,13 @@ class State:
 
     def last_call(self) -> Call:
         """The Call of this thread's last run; raises TileOpsError before the first."""
-        plan: Plan | None = getattr(self.local, "plan", None)
-        if plan is None:
+        run: tuple[Plan, tuple[int, ...]] | None = getattr(self.local, "run", None)
+        if run is None:
             raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
+        plan, moved = run
         if not plan.moving:
             return plan.call
-        sizes = dict(zip(plan.moving, self.local.sizes, strict=True))
+        sizes = dict(zip(plan.moving, moved, strict=True))
         metas = {n: plan.forms[n].meta(sizes) if n in plan.forms else m for n, m in plan.call.inputs.items()}
         return self.checker.bind(self.params, metas, plan.call.device)
 
@@ -147,7 +147,7 @@ class State:
         """Put a guard for calls like this one in front."""
         made = guard(inputs, [plan.forms.get(n) for n in self.entry.signature.inputs])
         with self.lock:
-            self.guards = ((made, plan), *self.guards[: MAX_GUARDS - 1])
+            self.guards = ((made, plan.launch), *self.guards[: MAX_GUARDS - 1])
 
     def _check_types(self, inputs: Inputs) -> None:
         declared = self.entry.signature.inputs

@@ -33,11 +33,11 @@ def plan(call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: An
     """What runs a checked call on its device; raises BackendError, NoKernelError, CompileError or CaptureError.
 
     ``misaligned`` names the inputs whose address is no multiple of 16; ``kinds`` are the plans that a GPU backend keeps
-    for an op value; a launch leaves its moving sizes in ``last``.
+    for an op value; a launch leaves its plan and moving sizes in ``last.run``.
     """
     kind = call.device.partition(":")[0]
     if kind == cpu.device_type:
-        return cpu.plan(call)
+        return cpu.plan(call, last)
     backend = gpu_backend(kind)
     if backend is None:
         raise BackendError(f"{call.entry.name}: no backend for device '{call.device}'; there are {', '.join(BACKENDS)}")
@@ -50,4 +50,4 @@ def plan(call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: An
         if os.environ.get("TILEOPS_FALLBACK") != "reference":
             raise
         warnings.warn(f"TILEOPS_FALLBACK=reference: {e}", stacklevel=5)
-        return cpu.plan(call)
+        return cpu.plan(call, last)

@@ -21,8 +21,8 @@ def available() -> str | None:
     return None
 
 
-def plan(call: Call) -> Plan:
-    """Run the entry's reference on the tensors as they are, whatever their device."""
+def plan(call: Call, last: Any) -> Plan:
+    """Run the entry's reference on the tensors as they are, whatever their device; ``last.run`` is set to the plan."""
     from tileops.core.plan import Plan
 
     if call.entry.reference is None:
@@ -34,6 +34,8 @@ def plan(call: Call) -> Plan:
     names = tuple(call.inputs)
 
     def launch(*inputs: Tensor | None) -> Any:
+        last.run = made, ()
         return pack(reference(**dict(zip(names, inputs, strict=True)), **fixed))
 
-    return Plan(call, launch, tuple(m is not None for m in call.outputs.values()))
+    made = Plan(call, launch, tuple(m is not None for m in call.outputs.values()))
+    return made

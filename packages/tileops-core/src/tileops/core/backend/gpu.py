@@ -63,7 +63,7 @@ def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan]
     needs nothing new costs little.
     """
     if is_empty(call):
-        return cpu.plan(call)
+        return cpu.plan(call, last)
     static = static_of(torch_ops.checker_of(call.entry), call)
     bounds = intervals(call, static)
     kind = static, tuple(bounds.items()), tuple(misaligned), call.device
@@ -115,7 +115,9 @@ def _plan(gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequ
         fence,
     )
     forms = {n: f for n, f in static.tensors if n in call.inputs and n not in choice.copies}
-    return Plan(call, launch, tuple(m is not None for m in call.outputs.values()), forms, moving, choice)
+    made = Plan(call, launch, tuple(m is not None for m in call.outputs.values()), forms, moving, choice)
+    launch.__globals__["plan"] = made
+    return made
 
 
 def recipe_of(choice: Choice, call: Call, device: Device, target: program.Target) -> program.Recipe:

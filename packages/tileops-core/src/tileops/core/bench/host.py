@@ -57,7 +57,7 @@ def host_cost(op: Any, inputs: tuple[Any, ...]) -> HostCost:
     """The cost of ``op(*inputs)``."""
     state = op._state
     op(*inputs)
-    known = attrs.evolve(state.local.plan, launch=lambda *inputs: None)
+    known = attrs.evolve(state.local.run[0], launch=lambda *inputs: None)
 
     def prepare(name: str) -> None:
         state.guards = ()

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import torch
 
-CALLS, ROUNDS, PAUSE = 12, 9, 0.04
+CALLS, MOST_CALLS, ROUNDS, PAUSE = 12, 200, 9, 0.04
 WARM_SECONDS = 0.2
 
 
@@ -43,12 +43,24 @@ def copies_for_cold_l2(nbytes: float, l2_bytes: int) -> int:
 Burst = Callable[[], None]
 
 
-def record(calls: list[Callable[[], Any]]) -> Burst:
-    """A replay of one burst: the calls in turn, ``CALLS`` in all."""
+def calls_of_a_burst(call: Callable[[], Any]) -> int:
+    """12, or more where they take less than a millisecond: what a replay costs must not weigh."""
+    once, stop = record([call]), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    once()
+    start.record()
+    once()
+    stop.record()
+    stop.synchronize()
+    return max(CALLS, min(MOST_CALLS, int(CALLS / max(start.elapsed_time(stop), 1e-3))))
+
+
+def record(calls: list[Callable[[], Any]], count: int = CALLS) -> Burst:
+    """A replay of one burst: the calls in turn, ``count`` in all."""
     for call in calls:
         call()
     torch.cuda.synchronize()
-    turns = [calls[i % len(calls)] for i in range(CALLS)]
+    turns = [calls[i % len(calls)] for i in range(count)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kept = [call() for call in turns]  # outputs that live as long as the graph, so that none shares memory
@@ -57,8 +69,8 @@ def record(calls: list[Callable[[], Any]]) -> Burst:
     return replay
 
 
-def cool(bursts: Mapping[str, Burst], rounds: int = ROUNDS) -> dict[str, Timing]:
-    """Time bursts of several rivals by the cool protocol."""
+def cool(bursts: Mapping[str, Burst], count: int = CALLS, rounds: int = ROUNDS) -> dict[str, Timing]:
+    """Time bursts of ``count`` calls of several rivals by the cool protocol."""
     seen: dict[str, list[float]] = {name: [] for name in bursts}
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     until = time.perf_counter() + WARM_SECONDS
@@ -74,5 +86,5 @@ def cool(bursts: Mapping[str, Burst], rounds: int = ROUNDS) -> dict[str, Timing]
             burst()
             stop.record()
             stop.synchronize()
-            seen[name].append(start.elapsed_time(stop) * 1e3 / CALLS)
+            seen[name].append(start.elapsed_time(stop) * 1e3 / count)
     return {name: timing(values) for name, values in seen.items()}
