@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def measure(call: Call, index: int = 0, seed: int = 0) -> dict[str, Any]:
         row["kernel"] = str(op.explain(*inputs[0].values()).kernel)
         if row["error"] > 1:
             return row | {"status": "failed", "reason": "the result is wrong"}
-        ours = [partial(op, *i.values()) for i in inputs]
+        ours: list[Callable[[], Any]] = [partial(op, *i.values()) for i in inputs]
         count = calls_of_a_burst(ours[0])
         bursts["tileops"] = record(ours, count)
     except TileOpsError as e:
@@ -126,7 +126,7 @@ def document(rows: list[Mapping[str, Any]], index: int = 0) -> dict[str, Any]:
             "python": platform.python_version(),
             "tilelang": _version("tilelang"),
             "flashinfer": _version("flashinfer-python"),
-            "protocol": "cool: bursts of 12 calls or 1 ms in a CUDA graph, 40 ms pauses, alternating rounds; L2 as each row says",
+            "protocol": "cool: bursts of 12 calls or 1 ms in a CUDA graph, 40 ms pauses, alternating rounds",
         },
         "tree": sources_digest(),
         "rows": rows,

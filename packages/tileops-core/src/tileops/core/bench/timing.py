@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,7 +64,8 @@ def record(calls: list[Callable[[], Any]], count: int = CALLS) -> Burst:
     turns = [calls[i % len(calls)] for i in range(count)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = [call() for call in turns]  # outputs that live as long as the graph, so that none shares memory
+        # As many outputs as inputs live at a time, so that they go round as those do.
+        kept = deque((call() for call in turns), maxlen=len(calls))
     del kept
     replay: Burst = graph.replay
     return replay
