@@ -299,7 +299,7 @@ def test_a_launch_allocates_and_passes_in_order(op_class, recorder):
     assert total.is_contiguous()
     assert (scratch.shape, scratch.dtype) == ((64, 4), torch.float32)
     assert counters.tolist() == [0, 0, 0]
-    assert last.run == (plan, (2, 64))
+    assert last.run == (plan, 2, 64)
     assert plan.outputs == (True, True)
 
 
@@ -309,7 +309,7 @@ def test_one_plan_serves_its_bucket_and_nothing_else(op_class, recorder):
     for B, S in ((2, 128), (5, 66), (1, 65), (300, 66)):
         o = plan.launch(*tensors(B=B, S=S))
         assert o.shape == (B, S, 3, 4)
-        assert last.run == (plan, (B, S))
+        assert last.run == (plan, B, S)
     misses = {
         "a longer S": tensors(S=130),
         "a shorter S": tensors(S=64),

@@ -87,21 +87,11 @@ def replace(place: Path, content: bytes) -> None:
     (place / "new").replace(place / "program.so")
 
 
-def foreign(place: Path) -> None:
-    """A whole and verified entry that no loader takes."""
-    content = b"\x7fELF of another host"
-    replace(place, content)
-    described = json.loads((place / "program.json").read_text())
-    described["digest"] = hashlib.sha256(content).hexdigest()
-    (place / "program.json").write_text(json.dumps(described))
-
-
 SPOILT: dict[str, Callable[[Path], object]] = {
     "changed": lambda place: replace(place, bytes(1000)),
     "truncated": lambda place: replace(place, (place / "program.so").read_bytes()[:-100]),
     "half-gone": lambda place: (place / "program.so").unlink(),
     "not-described": lambda place: (place / "program.json").write_text("{"),
-    "foreign": foreign,
 }
 
 
@@ -160,6 +150,19 @@ def elsewhere(code: str, **environment: str) -> subprocess.Popen[str]:
     """A process of its own, with this one's cache on disk."""
     command = [sys.executable, "-c", CALL + code]
     return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_program_of_another_host_is_made_again() -> None:
+    """A whole and verified entry, which no loader takes."""
+    code = "print(json.dumps([call(640), program.compilations]))"
+    made = json.loads(elsewhere(code).communicate(timeout=300)[0])
+    (place,) = program.stored()
+    content = b"\x7fELF of another host"
+    (place / "program.so").write_bytes(content)
+    described = json.loads((place / "program.json").read_text())
+    described["digest"] = hashlib.sha256(content).hexdigest()
+    (place / "program.json").write_text(json.dumps(described))
+    assert json.loads(elsewhere(code).communicate(timeout=300)[0]) == made == [made[0], 1]
 
 
 def test_two_processes_with_one_cold_program() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import update_wrapper
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -56,7 +58,9 @@ class Op:
         if cls.__name__ not in known:
             raise TileOpsError(f"{cls.__module__}.{cls.__name__} has no entry in {path or 'any _spec.yaml around it'}")
         cls.entry = known[cls.__name__]
-        type.__setattr__(cls, "run", _compile_run(list(cls.entry.signature.inputs)))
+        run = _compile_run(list(cls.entry.signature.inputs))
+        type.__setattr__(cls, "run", run)
+        type.__setattr__(cls, "__call__", _inlined(cls.__call__, run))
         torch_ops.define(cls.entry, cls)
 
     def __attrs_post_init__(self) -> None:
@@ -132,7 +136,15 @@ class Op:
         return work(self._state.last_call())
 
 
-def _compile_run(names: Sequence[str]) -> Callable[..., Result]:
+def _inlined(declared: Any, run: FunctionType) -> Any:
+    """The ``__call__`` that a class declares with ``run`` for its body: a frame less."""
+    code, count = declared.__code__, run.__code__.co_argcount
+    if code.co_varnames[: code.co_argcount] != run.__code__.co_varnames[:count]:
+        return declared
+    return update_wrapper(FunctionType(run.__code__, run.__globals__, argdefs=declared.__defaults__), declared)
+
+
+def _compile_run(names: Sequence[str]) -> FunctionType:
     """``Op.run`` with its inputs spelled out, which saves packing and unpacking them three times a call."""
     inputs = ", ".join(names)
     source = f"""
@@ -157,7 +169,7 @@ def run(self, {inputs}):
     }
     exec(source, scope)
     scope["run"].__doc__ = Op.run.__doc__
-    run: Callable[..., Result] = scope["run"]
+    run: FunctionType = scope["run"]
     return run
 
 

@@ -128,10 +128,11 @@ class State:
 
     def last_call(self) -> Call:
         """The Call of this thread's last run; raises TileOpsError before the first."""
-        run: tuple[Plan, tuple[int, ...]] | None = getattr(self.local, "run", None)
+        run: tuple[Any, ...] | None = getattr(self.local, "run", None)
         if run is None:
             raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
-        plan, moved = run
+        plan: Plan
+        plan, *moved = run
         if not plan.moving:
             return plan.call
         sizes = dict(zip(plan.moving, moved, strict=True))

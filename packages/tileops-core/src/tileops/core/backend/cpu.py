@@ -34,7 +34,7 @@ def plan(call: Call, last: Any) -> Plan:
     names = tuple(call.inputs)
 
     def launch(*inputs: Tensor | None) -> Any:
-        last.run = made, ()
+        last.run = (made,)
         return pack(reference(**dict(zip(names, inputs, strict=True)), **fixed))
 
     made = Plan(call, launch, tuple(m is not None for m in call.outputs.values()))
