@@ -1,1 +1,3 @@
 """Measuring what calls cost."""
+
+SCHEMA = "tileops.results/1"  # of the result documents; docs/results.md

@@ -16,6 +16,7 @@ import torch
 
 from tileops.core.accuracy import absolute, collect, compare, oracle, yardstick
 from tileops.core.backend import gpu_backend
+from tileops.core.bench import SCHEMA
 from tileops.core.bench.host import gpu_cost
 from tileops.core.bench.rivals import Missing, rivals_of
 from tileops.core.bench.timing import calls_of_a_burst, cool, copies_for_cold_l2, record
@@ -25,7 +26,6 @@ from tileops.core.families import families, op_class
 from tileops.core.inputs import make_inputs
 from tileops.core.roofline import board_of, bound, profile
 
-SCHEMA = "tileops.results/1"
 HOST_BELOW_US = 20  # of device time: above, no caller waits for the host
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "check": ("check", "Check specs: language, references, classes, tests, rows and rooflines."),
     "cache": ("cache", "Show or clear the compiled programs."),
     "bench": ("bench", "Measure rows against their rivals on a GPU."),
+    "report": ("report", "Turn result documents into a page, or compare two."),
     "doctor": ("doctor", "Say what is here, what is missing, and the mend."),
 }
 
