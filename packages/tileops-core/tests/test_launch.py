@@ -5,6 +5,7 @@ No GPU: the kernels here only record what they were given, on CPU tensors.
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -202,7 +203,7 @@ def tensors(B=2, S=64, H=3, D=4, dtype=torch.float32):
 
 def plan_of(recorder, op, inputs, misaligned=()):
     call = op.bind(*inputs)
-    last: Any = SimpleNamespace()
+    last: Any = SimpleNamespace(run=None, settle=lambda *_: None)
     return gpu.plan(recorder, call, misaligned, {}, last), last
 
 
@@ -417,3 +418,33 @@ def test_the_roofline_is_of_the_sizes_that_ran(op_class, recorder, monkeypatch):
         assert (call["B"], call["S"]) == (B, S)
         assert call == op.bind(*tensors(B=B, S=S)) or call.device == "cpu"
     assert len(op._state.plans) == 1, "the guard recognised the others"
+
+
+def test_sizes_that_come_twice_in_a_row_get_a_launch_of_their_own(op_class, recorder, monkeypatch):
+    from tileops.core import backend
+
+    monkeypatch.setattr(backend, "plan", lambda *args: gpu.plan(recorder, *args))
+    op = op_class(scale=3.0)
+    state = op._state
+    sizes = [(2, 128), (5, 66), (5, 70), (2, 128)]
+    for B, S in sizes:
+        op(*tensors(B=B, S=S))
+    assert len(state.guards) == 1, "sizes that change are read off the tensors"
+    for B, S in (*sizes, *sizes):
+        for _ in range(3):
+            inputs = tensors(B=B, S=S)
+            assert op(*inputs).shape == inputs[0].shape
+            assert recorder.launched[-1][0] is inputs[0]
+            call = state.last_call()
+            assert (call["B"], call["S"]) == (B, S)
+    ((_, settled), *_), (plan,) = state.guards, state.plans.values()
+    assert len(plan.settled) == 3
+    assert len(state.guards) == 1 + 3
+    assert ".shape" not in source_of(settled)
+    strided = torch.randn(2, 128, 3, 8)[..., :4]
+    assert op(strided, *tensors(S=128)[1:]).shape == strided.shape
+    assert recorder.launched[-1][0] is strided, "not taken for the packed one of its sizes"
+
+
+def source_of(launch) -> str:
+    return "".join(linecache.getlines(launch.__code__.co_filename))

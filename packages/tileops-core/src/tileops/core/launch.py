@@ -67,9 +67,10 @@ def compile_launch(
     """``launch(*inputs)``, which gives the outputs as the caller gets them, or MISS; and the moving sizes' names.
 
     ``inputs`` are all of the entry's, absent ones too. ``last.run`` is set to the launch's global ``plan``, which is
-    the caller's to fill in, and the moving sizes behind it. ``refused`` makes the error of a launch that the driver
-    refuses. ``copies`` are made packed and aligned first. ``wrong_device`` says whether the tensors' device is not the
-    current one; ``fence()`` is then a context that makes it so.
+    the caller's to fill in, and the moving sizes behind it; where they are those of the call before, ``last.settle`` is
+    told. ``refused`` makes the error of a launch that the driver refuses. ``copies`` are made packed and aligned first.
+    ``wrong_device`` says whether the tensors' device is not the current one; ``fence()`` is then a context that makes
+    it so.
     """
     forms = dict(static.tensors)
     present = [n for n in inputs if n in forms]
@@ -93,7 +94,11 @@ def compile_launch(
     tests = [interval.test(_axis(a)) for a, interval in bounds.items() if a in axes]
     tests += [_rule(s.expr, static, axes) for s in solution.steps if isinstance(s, Require) and _moves(s.expr, axes)]
     lines += [f"if not ({test}): return MISS" for test in tests]
-    lines.append(f"last.run = {_tuple(['plan', *map(_axis, axes)])}")
+    run = _tuple(["plan", *map(_axis, axes)])
+    if axes:
+        lines += [f"run = {run}", f"if last.run == run: last.settle(plan, ({', '.join(inputs)},))", "last.run = run"]
+    else:
+        lines.append(f"last.run = {run}")
     lines += [f"{n} = packed({n})" for n in copies]
     for name in outputs:
         shape = [a if isinstance(a, int) else _axis(a) for a in forms[name].shape]

@@ -1,7 +1,8 @@
 """What is learnt about the calls of an op value: cached plans, and guards in front of them.
 
 A plan is a checked call bound to what runs it. Eight guards, newest first, recognise the latest calls in one check
-each; the plans behind them are keyed by every tensor's shape, strides, dtype, device and alignment, and are bounded.
+each; a call that comes twice in a row gets one of its very sizes, whose launch has nothing left to read. The plans
+behind them are keyed by every tensor's shape, strides, dtype, device and alignment, and are bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tileops.core import autograd, backend, torch_ops
 from tileops.core.check import Call, Checker
 from tileops.core.check.content import check_content
 from tileops.core.errors import CheckError, TileOpsError
-from tileops.core.guards import guard
+from tileops.core.guards import Guard, guard
 from tileops.core.kernel import Form
 from tileops.core.launch import ALIGNMENT
 from tileops.core.spec import Entry
@@ -30,6 +31,7 @@ from tileops.core.spec import Entry
 MAX_GUARDS = 8
 MAX_PLANS = 1024
 MAX_STATES = 1024
+MAX_SETTLED = 64  # of a plan
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch = torch._C._functorch.peek_interpreter_stack
@@ -43,7 +45,7 @@ class Plan:
 
     ``forms`` has the inputs that may differ in another call of the kind, and how; the others must be the same.
     A launch leaves the plan and the sizes that ``moving`` names in ``State.local.run``. Of a kernel's plan ``choice``
-    says which kernel it is and why.
+    says which kernel it is and why, and ``settle`` makes the plan of a call of these very sizes, which has less to do.
     """
 
     call: Call
@@ -52,6 +54,17 @@ class Plan:
     forms: Mapping[str, Form] = attrs.field(factory=dict)
     moving: tuple[str, ...] = ()
     choice: Any = None
+    settle: Callable[[Call], Plan] | None = None
+    settled: dict[Any, tuple[Guard, Callable[..., Any]]] = attrs.field(factory=dict, eq=False)
+
+
+class Local(threading.local):
+    """What a launch leaves behind in its thread, and whom it tells of a call like the one before."""
+
+    run: tuple[Any, ...] | None = None
+
+    def __init__(self, settle: Callable[[Plan, Inputs], None]) -> None:
+        self.settle = settle
 
 
 class State:
@@ -63,10 +76,10 @@ class State:
         self.values = values
         self.params = dict(zip(entry.signature.params, values, strict=True))
         self.operator = torch_ops.operator_of(entry)
-        self.guards: tuple[tuple[Callable[..., bool], Callable[..., Any]], ...] = ()
+        self.guards: tuple[tuple[Guard, Callable[..., Any]], ...] = ()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.kinds: dict[Any, Plan] = {}
-        self.local = threading.local()
+        self.local = Local(self.settle)
         self.lock = threading.Lock()
         self.gradient = autograd.gradient_of(self)
 
@@ -128,11 +141,10 @@ class State:
 
     def last_call(self) -> Call:
         """The Call of this thread's last run; raises TileOpsError before the first."""
-        run: tuple[Any, ...] | None = getattr(self.local, "run", None)
-        if run is None:
+        if self.local.run is None:
             raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
         plan: Plan
-        plan, *moved = run
+        plan, *moved = self.local.run
         if not plan.moving:
             return plan.call
         sizes = dict(zip(plan.moving, moved, strict=True))
@@ -147,8 +159,21 @@ class State:
     def recognise(self, inputs: Inputs, plan: Plan) -> None:
         """Put a guard for calls like this one in front."""
         made = guard(inputs, [plan.forms.get(n) for n in self.entry.signature.inputs])
+        self._put_in_front((made, plan.launch))
+
+    def settle(self, plan: Plan, inputs: Inputs) -> None:
+        """Put a guard for calls of the very sizes of this one in front: it came twice in a row."""
+        if plan.settle is None or len(plan.settled) >= MAX_SETTLED or os.environ.get("TILEOPS_DEBUG") == "1":
+            return
+        key = tuple(None if t is None else (*_tensor_key(t), type(t), t.requires_grad) for t in inputs)
+        if key not in plan.settled:
+            plan.settled[key] = guard(inputs, [None] * len(inputs)), plan.settle(self.bind(inputs)).launch
+        self._put_in_front(plan.settled[key])
+
+    def _put_in_front(self, made: tuple[Guard, Callable[..., Any]]) -> None:
         with self.lock:
-            self.guards = ((made, plan.launch), *self.guards[: MAX_GUARDS - 1])
+            others = [g for g in self.guards if g is not made]
+            self.guards = (made, *others[: MAX_GUARDS - 1])
 
     def _check_types(self, inputs: Inputs) -> None:
         declared = self.entry.signature.inputs

@@ -100,24 +100,39 @@ def _plan(gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequ
     wrong_device, fence = gpu.fence(index)
     checker = torch_ops.checker_of(call.entry)
     solution, _ = checker.variant(call.params, [m is not None for m in call.inputs.values()])
-    launch, moving = compile_launch(
-        static,
-        solution,
-        list(call.inputs),
-        loaded.main,
-        choice.kernel.workspace(kind, choice.config),
-        bounds,
-        gpu.empty(index),
-        last,
-        partial(_refused, choice, call),
-        choice.copies,
-        wrong_device,
-        fence,
-    )
-    forms = {n: f for n, f in static.tensors if n in call.inputs and n not in choice.copies}
-    made = Plan(call, launch, tuple(m is not None for m in call.outputs.values()), forms, moving, choice)
-    launch.__globals__["plan"] = made
-    return made
+    scratch = choice.kernel.workspace(kind, choice.config)
+
+    def bind(call: Call, static: Static, bounds: Bounds) -> Plan:
+        launch, moving = compile_launch(
+            static,
+            solution,
+            list(call.inputs),
+            loaded.main,
+            scratch,
+            bounds,
+            gpu.empty(index),
+            last,
+            partial(_refused, choice, call),
+            choice.copies,
+            wrong_device,
+            fence,
+        )
+        forms = {n: f for n, f in static.tensors if n in call.inputs and n not in choice.copies}
+        made = Plan(call, launch, tuple(m is not None for m in call.outputs.values()), forms, moving, choice, settle)
+        launch.__globals__["plan"] = made
+        return made
+
+    def settle(call: Call) -> Plan:
+        return bind(call, _settled(static, packed(call, choice.copies)), {})
+
+    return bind(call, static, bounds)
+
+
+def _settled(static: Static, call: Call) -> Static:
+    """The static part of a call all of whose sizes are fixed."""
+    metas = {**call.inputs, **call.outputs}
+    tensors = ((n, attrs.evolve(f, shape=m.shape)) for n, f in static.tensors if (m := metas[n]) is not None)
+    return attrs.evolve(static, tensors=tuple(tensors))
 
 
 def recipe_of(choice: Choice, call: Call, device: Device, target: program.Target) -> program.Recipe:
