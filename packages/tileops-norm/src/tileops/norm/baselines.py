@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,22 +19,22 @@ def _eps(call: Any) -> float:
     return 2.0**-23 if call["eps"] is None else float(call["eps"])
 
 
-def _rows(call: Any, inputs: Any, who: str) -> dict[str, Tensor | None]:
-    """The inputs as matrices, for a library that normalizes the last axis; raises Missing for several axes."""
-    if len(call["normalized_shape"]) > 1:
-        raise Missing(f"{who} normalizes the last axis only")
-    named = {n: inputs[n] for n in ("x", "dy") if n in inputs}
-    return {n: t.reshape(-1, t.shape[-1]) for n, t in named.items()}
+def _rows(call: Any, inputs: Any) -> dict[str, Any]:
+    """The inputs as matrices and vectors, for a library that normalizes the last axis: one row of all that are."""
+    n = math.prod(call["normalized_shape"])
+    return {name: t if t is None else t.reshape(-1, n) for name, t in inputs.items() if name in ("x", "dy")} | {
+        name: t if t is None else t.flatten() for name, t in inputs.items() if name in ("weight", "rstd")
+    }
 
 
 def _shaped(call: Any, inputs: Any, run: Callable[[], Any], rstd: int | None) -> Rival:
     """A forward over rows; its result's item ``rstd`` holds the statistics."""
     x = inputs["x"]
+    batch = x.shape[: x.dim() - len(call["normalized_shape"])]
 
     def read(result: Any) -> Any:
-        y = result[0] if isinstance(result, tuple) else result
-        y = y.view(x.shape)
-        return (y, result[rstd].view(x.shape[:-1])) if call["return_rstd"] else y
+        y = (result[0] if isinstance(result, tuple) else result).view(x.shape)
+        return (y, result[rstd].view(batch)) if call["return_rstd"] else y
 
     return Rival(run, read)
 
@@ -76,14 +77,14 @@ def flashinfer_rms_norm(call: Any, inputs: Any) -> Callable[[], Any]:
         raise Missing("flashinfer's rmsnorm takes 16-bit x and weight, and returns no rstd")
     if call["weight_offset"] not in (0.0, 1.0):
         raise Missing("flashinfer's rmsnorm has an offset of 0 or 1")
-    rows, eps = _rows(call, inputs, "flashinfer's rmsnorm")["x"], _eps(call)
+    rows, eps = _rows(call, inputs), _eps(call)
     run = norm.gemma_rmsnorm if call["weight_offset"] else norm.rmsnorm
-    return _shaped(call, inputs, lambda: run(rows, weight, eps), None)
+    return _shaped(call, inputs, lambda: run(rows["x"], rows["weight"], eps), None)
 
 
 def _liger(call: Any, inputs: Any) -> Any:
     on_gpu(inputs, "liger")
-    if inputs["x"].shape[-1] > LIGER_LONGEST:
+    if math.prod(call["normalized_shape"]) > LIGER_LONGEST:
         raise Missing(f"liger takes rows of up to {LIGER_LONGEST} elements")
     return package("liger_kernel.ops.rms_norm", "liger-kernel")
 
@@ -91,7 +92,8 @@ def _liger(call: Any, inputs: Any) -> Any:
 def liger_rms_norm(call: Any, inputs: Any) -> Callable[[], Any]:
     """Liger's kernel in the mode that computes all of it in float32."""
     liger, eps, offset = _liger(call, inputs), _eps(call), call["weight_offset"]
-    x, weight = _rows(call, inputs, "liger")["x"], inputs["weight"]
+    rows = _rows(call, inputs)
+    x, weight = rows["x"], rows["weight"]
     return _shaped(call, inputs, lambda: liger.rms_norm_forward(x, weight, eps, offset, "gemma", None), 2)
 
 
@@ -99,7 +101,8 @@ def quack_rms_norm(call: Any, inputs: Any) -> Callable[[], Any]:
     """Quack's kernel."""
     on_gpu(inputs, "quack")
     quack, eps = package("quack.rmsnorm", "quack-kernels"), _eps(call)
-    x, weight = _rows(call, inputs, "quack")["x"], inputs["weight"]
+    rows = _rows(call, inputs)
+    x, weight = rows["x"], rows["weight"]
     options = {"eps": eps, "store_rstd": call["return_rstd"], "weight_offset": call["weight_offset"]}
     return _shaped(call, inputs, lambda: quack.rmsnorm_fwd(x, weight, **options), 2)
 
@@ -107,7 +110,9 @@ def quack_rms_norm(call: Any, inputs: Any) -> Callable[[], Any]:
 def _gradients(inputs: Any, run: Callable[[], Any]) -> Rival:
     """A backward over rows that gives dx and dweight first."""
     x, weight = inputs["x"], inputs["weight"]
-    return Rival(run, lambda r: r[0].view(x.shape) if weight is None else (r[0].view(x.shape), r[1]))
+    if weight is None:
+        return Rival(run, lambda r: r[0].view(x.shape))
+    return Rival(run, lambda r: (r[0].view(x.shape), r[1].view(weight.shape)))
 
 
 def compiled_rms_norm_bwd(call: Any, inputs: Any) -> Callable[[], Any]:
@@ -130,10 +135,9 @@ def compiled_rms_norm_bwd(call: Any, inputs: Any) -> Callable[[], Any]:
 
 def liger_rms_norm_bwd(call: Any, inputs: Any) -> Callable[[], Any]:
     """Liger's backward, which writes dx over dy as it does by default, here over a copy of its own."""
-    liger, weight, offset = _liger(call, inputs), inputs["weight"], call["weight_offset"]
-    rows, rstd = _rows(call, inputs, "liger"), inputs["rstd"].flatten()
-    x, dy = rows["x"], inputs["dy"].clone().view(-1, inputs["dy"].shape[-1])
-    block, warps = package("liger_kernel.ops.utils", "liger-kernel").calculate_settings(inputs["x"].shape[-1])
+    liger, rows, offset = _liger(call, inputs), _rows(call, inputs), call["weight_offset"]
+    x, dy, weight, rstd = rows["x"], rows["dy"].clone(), rows["weight"], rows["rstd"]
+    block, warps = package("liger_kernel.ops.utils", "liger-kernel").calculate_settings(x.shape[-1])
     saved = (x, weight, rstd, offset, 1, block, warps)  # 1 is the mode that computes in float32, as forward has it
     return _gradients(inputs, lambda: liger.rms_norm_backward(dy, *saved, True, None))
 
@@ -142,8 +146,8 @@ def quack_rms_norm_bwd(call: Any, inputs: Any) -> Callable[[], Any]:
     """Quack's backward."""
     on_gpu(inputs, "quack")
     quack = package("quack.rmsnorm", "quack-kernels")
-    rows, weight, rstd = _rows(call, inputs, "quack"), inputs["weight"], inputs["rstd"].flatten()
-    x, dy, offset = rows["x"], rows["dy"], call["weight_offset"]
+    rows, offset = _rows(call, inputs), call["weight_offset"]
+    x, dy, weight, rstd = rows["x"], rows["dy"], rows["weight"], rows["rstd"]
     return _gradients(inputs, lambda: quack.rmsnorm_bwd(x, weight, dy, rstd, weight_offset=offset))
 
 
