@@ -49,7 +49,7 @@ def environment(bench: Bench) -> dict[str, Any]:
         **found,
         "timer": bench.timer,
         "l2": "unknown" if not bench.l2_bytes else "cold" if bench.cold_l2 else "hot",
-        "clock": "sampled" if bench.sampler() else "unknown: nvidia-ml-py reads it",
+        "clock": "sampled" if bench.sampler() else "unknown",
         "protocol": f"cool: {bench.cool}; hot: {bench.hot}",
     }
 

@@ -152,7 +152,8 @@ def _cupti() -> tuple[Any, list[tuple[int, int]]]:
     try:
         from cupti import cupti as library
     except ImportError as e:
-        raise BackendError(f"CUPTI can't be imported ({e}); pip install cupti-python") from None
+        mend = 'pip install "tileops-core[bench]"'
+        raise BackendError(f"CUPTI can't be imported ({e}); {mend}") from None
     records: list[tuple[int, int]] = []
 
     def completed(activities: list[Any]) -> None:

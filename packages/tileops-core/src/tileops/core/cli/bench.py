@@ -78,9 +78,11 @@ def command(
     changed = {f"{w.entry.name}/{w.name}": w.changed(calls[f"{w.entry.name}/{w.name}"]) for w in todo}
     done: dict[str, Mapping[str, Any]] = dict(kept.rows)
     due = [call for case, call in calls.items() if done.get(case, {}).get("status") != "ok"]
+    if into and len(due) < len(calls):
+        console.print(f"{len(calls) - len(due)} rows of {into} stand", soft_wrap=True)
     try:
         _compile(run.recipes(due, device), console)
-        bench = attrs.evolve(bench, floor_us=floor_us(bench))
+        bench = attrs.evolve(bench, floor_us=floor_us(bench) if due else None)
         for row in _with_progress(run.run(due, bench, cold=not quick), len(due), console):
             done[row["case"]] = row | ({"scaled": changed[row["case"]]} if changed[row["case"]] else {})
             if into:
