@@ -86,40 +86,19 @@ def measure(call: Call, bench: Bench) -> dict[str, Any]:
     row = describe(call) | rates.bounds(limit, bench.floor_us, fits_l2)
     copies = copies_for_cold_l2(limit.bytes, bench.l2_bytes) if bench.cold_l2 else 1
     inputs = [make_inputs(call, bench.device, bench.seed + i) for i in range(copies)]
-    truth = oracle(call, inputs[0]), yardstick(call, inputs[0])
-    extra = absolute(call, inputs[0]) if call.entry.accuracy else None
-
-    def error(returned: Any) -> float:
-        return compare(call, collect(call, returned, inputs[0]), *truth, inputs[0], extra).error
-
-    op: Any = op_class(call.entry)(**call.params)
-    ours = [partial(op, *i.values()) for i in inputs]
-    try:
-        row["first_call"] = {"warm_s": _seconds(ours[0], bench)}
-        row["extra_bytes"] = extra_bytes(call, ours[0], bench.device)
-        wrong = error(ours[0]())
-        row["error"] = wrong if math.isfinite(wrong) else None
-        row["kernel"] = str(op.explain(*inputs[0].values()).kernel)
-    except TileOpsError as e:
-        return row | {"status": "failed", "reason": str(e)}
-    if not wrong <= 1:
-        return row | {"status": "failed", "reason": "the result is wrong"}
-
-    verified: dict[str, Calls] = {}
-    rivals: dict[str, dict[str, Any]] = {}
-    for name, make in rivals_of(call.entry, bench.device.type).items():
-        rivals[name], calls = _verified(make, call, inputs, error)
-        if calls:
-            verified[name] = calls
-    row["rivals"] = rivals
+    verified = _verify(row, call, inputs, bench)
+    if row["status"] != "ok":
+        return row
+    ours = verified.pop(OURS)
     _cool(row, ours, verified, bench)
     if row["bound_by"] == "compute":
         _hot(row, ours, verified, bench)
     row |= rates.rates(limit, row["us"]["median"], row.get("clock_mhz"), bench.profile)
+    rivals = row["rivals"]
     for rival in rivals.values():
         if "us" in rival and (doubt := rates.doubt(row, rival["us"])):
             rival |= {"status": "suspect", "reason": doubt}
-    row |= {"status": "ok"} | _lead(rivals, "fastest", "ratio") | _lead(rivals, "hot_fastest", "hot_ratio")
+    row |= _lead(rivals, "fastest", "ratio") | _lead(rivals, "hot_fastest", "hot_ratio")
     row |= rates.impossible(row, limit.exact)
     if bench.device.type == "cuda" and row["us"]["median"] < HOST_BELOW_US:
         row["host"] = gpu_cost(call, str(bench.device))
@@ -127,6 +106,37 @@ def measure(call: Call, bench: Bench) -> dict[str, Any]:
         if "torch" in row["host"]:
             row["host_ratio"] = row["host_us"] / row["host"]["torch"]
     return row
+
+
+def _verify(row: dict[str, Any], call: Call, inputs: list[Any], bench: Bench) -> dict[str, Calls]:
+    """The calls that are right, ours first, each on every copy of the inputs; what the others lack is in the row."""
+    op: Any = op_class(call.entry)(**call.params)
+    ours = [partial(op, *i.values()) for i in inputs]
+    try:
+        row["first_call"] = {"warm_s": _seconds(ours[0], bench)}
+        row["extra_bytes"] = extra_bytes(call, ours[0], bench.device)
+        row["kernel"] = str(op.explain(*inputs[0].values()).kernel)
+    except TileOpsError as e:
+        row |= {"status": "failed", "reason": str(e)}
+        return {}
+    truth = oracle(call, inputs[0]), yardstick(call, inputs[0])
+    extra = absolute(call, inputs[0]) if call.entry.accuracy else None
+
+    def error(returned: Any) -> float:
+        return compare(call, collect(call, returned, inputs[0]), *truth, inputs[0], extra).error
+
+    wrong = error(ours[0]())
+    row["error"] = wrong if math.isfinite(wrong) else None
+    if not wrong <= 1:
+        row |= {"status": "failed", "reason": "the result is wrong"}
+        return {}
+    row |= {"status": "ok", "rivals": {}}
+    verified: dict[str, Calls] = {OURS: ours}
+    for name, make in rivals_of(call.entry, bench.device.type).items():
+        row["rivals"][name], calls = _verified(make, call, inputs, error)
+        if calls:
+            verified[name] = calls
+    return verified
 
 
 def extra_bytes(call: Call, run: Callable[[], Any], device: torch.device) -> int | None:

@@ -1,0 +1,156 @@
+"""How rivals take turns, when rounds end, and what a timer times; on a clock that tests turn."""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+import attrs
+import pytest
+import torch
+
+from tileops.core.bench import timers
+from tileops.core.bench.timers import TIMERS, TIMERS_OF, Lap, union
+from tileops.core.bench.timing import COOL, HOT, Clock, alternate, copies_for_cold_l2, quick, settled, timing
+
+CPU = torch.device("cpu")
+
+
+class Bench:
+    """Bursts that take given microseconds on a clock of their own, and what happened, in order."""
+
+    def __init__(self) -> None:
+        self.time, self.said = 0.0, []
+        self.clock = Clock(lambda: self.time, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.said.append("pause")
+        self.time += seconds
+
+    def burst(self, name: str, takes):
+        each = iter(takes) if isinstance(takes, list) else repeat(takes)
+
+        def run(during):
+            us = next(each)
+            self.said.append(name)
+            self.time += us * 1e-6
+            during()
+            return Lap(us)
+
+        return run
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def turns(bench: Bench, protocol) -> str:
+    """The order of three rivals' bursts, without those of the load."""
+    bursts = {name: bench.burst(name, 1000.0) for name in "ABC"}
+    alternate(bursts, attrs.evolve(protocol, load=0.0), bench.clock)
+    return "".join("." if s == "pause" else s for s in bench.said[3:])
+
+
+def test_rounds_alternate_their_order_with_a_pause_before_each_burst(bench: Bench) -> None:
+    assert turns(bench, attrs.evolve(COOL, least=4, most=4)) == ".A.B.C" + ".C.B.A" + ".A.B.C" + ".C.B.A"
+
+
+def test_hot_rounds_have_no_pause(bench: Bench) -> None:
+    assert turns(bench, attrs.evolve(HOT, least=3, most=3)) == "ABC" + "CBA" + "ABC"
+
+
+@pytest.mark.parametrize("protocol", [COOL, HOT])
+def test_the_load_comes_first_by_time(bench: Bench, protocol) -> None:
+    begun = []
+    alternate({"A": bench.burst("A", 1000.0)}, protocol, bench.clock, lambda name: begun.append(bench.time))
+    assert begun[0] == pytest.approx(protocol.load + protocol.pause + 0.001, abs=0.002)
+    assert protocol.load >= 0.2
+
+
+def test_rounds_end_when_no_median_moves(bench: Bench) -> None:
+    steady = alternate({"A": bench.burst("A", 10.0), "B": bench.burst("B", 11.0)}, COOL, bench.clock)
+    assert [len(laps) for laps in steady.values()] == [COOL.least, COOL.least]
+
+
+def test_one_that_drifts_keeps_all_going_to_the_last_round(bench: Bench) -> None:
+    drift = [10.0 * 1.02**i for i in range(40)]
+    protocol = attrs.evolve(COOL, load=0.0)
+    laps = alternate({"A": bench.burst("A", 10.0), "B": bench.burst("B", drift)}, protocol, bench.clock)
+    assert [len(seen) for seen in laps.values()] == [COOL.most, COOL.most]
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([10.0, 10.0], False),
+        ([10.0, 10.0, 10.0], True),
+        ([10.0, 10.0, 10.0, 10.09, 10.09], True),
+        ([10.0, 10.0, 10.2, 10.2, 10.2], False),
+    ],
+)
+def test_settled_is_half_a_percent_over_two_rounds(seen: list[float], expected: bool) -> None:
+    assert settled(seen) is expected
+
+
+def test_a_first_look_takes_three_rounds(bench: Bench) -> None:
+    laps = alternate({"A": bench.burst("A", [1.0, 5.0, 9.0] * 9)}, attrs.evolve(quick(COOL), load=0.0), bench.clock)
+    assert len(laps["A"]) == 3
+
+
+def test_a_sample_is_taken_while_each_burst_runs(bench: Bench) -> None:
+    sampled = []
+    bursts = {"A": bench.burst("A", 1.0), "B": bench.burst("B", 1.0)}
+    alternate(bursts, attrs.evolve(COOL, load=0.0, least=3, most=3), bench.clock, sampled.append)
+    assert sampled == ["A", "B", "B", "A", "A", "B"]
+
+
+def test_a_summary_has_median_and_spread() -> None:
+    assert attrs.astuple(timing([float(i) for i in range(11)])) == (5.0, 1.0, 9.0, 11)
+
+
+def test_copies_exceed_l2_until_a_burst_has_one_for_each_call() -> None:
+    l2 = 60 << 20
+    assert copies_for_cold_l2(1e9, l2) == 1
+    assert copies_for_cold_l2(30 << 20, l2) * (30 << 20) > 3 * l2
+    assert copies_for_cold_l2(16 << 10, l2) == COOL.calls
+
+
+def test_every_backend_has_timers_that_exist() -> None:
+    assert {name for names in TIMERS_OF.values() for name in names} == {*TIMERS}
+    assert TIMERS_OF["cuda"][0] == "graph"
+
+
+@pytest.mark.parametrize("turns", [2, 7])
+def test_a_burst_goes_round_the_copies_and_what_comes_before_it_is_not_timed(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time, ran = [0.0], []
+    monkeypatch.setattr(timers.time, "perf_counter", lambda: time[0])
+
+    def call(name: str, seconds: float):
+        def run() -> None:
+            ran.append(name)
+            time[0] += seconds
+
+        return run
+
+    burst = TIMERS["wall"]([call("a", 1e-6), call("b", 1e-6), call("c", 1e-6)], turns, CPU, call("before", 1.0))
+    assert ran == ["a", "b", "c"]  # each once, before anything counts
+    lap = burst(lambda: ran.append("during"))
+    assert ran[3:] == ["before", *("abc" * 3)[:turns], "during"]
+    assert lap.us == pytest.approx(1.0)
+
+
+def test_busy_time_is_the_union_of_kernels() -> None:
+    assert union([]) == 0
+    assert union([(0, 10), (20, 30)]) == 20
+    assert union([(5, 15), (0, 10), (2, 3)]) == 15
+
+
+def test_a_flush_writes_the_whole_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    empty = torch.empty
+    monkeypatch.setattr(timers.torch, "empty", lambda *a, **k: made.append(empty(*a, **k).fill_(1)) or made[-1])
+    timers.flusher(CPU, 64)()
+    assert made[0].shape == (64,)
+    assert not made[0].any()
