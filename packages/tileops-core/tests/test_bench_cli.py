@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,23 @@ def test_a_failed_row_fails_the_run(measured: list[str], tmp_path: Path, monkeyp
     assert result.exit_code == 1
     assert f"[1/2, 0 min left] {CASES[0]}: failed: the result is wrong" in result.stdout
     assert [row["status"] for row in rows_of(into).values()] == ["failed", "ok"]
+
+
+def test_the_programs_of_what_is_due_are_built_first(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def recipe(call: Call) -> Any:
+        return SimpleNamespace(key=call.id, static=SimpleNamespace(op=call.entry.name), kernel="kernel")
+
+    def build(recipes: list[Any]) -> Any:
+        assert measured == []
+        assert [r.key for r in recipes] == CASES
+        yield recipes[0], None
+        yield recipes[1], "ptxas: too many registers\nline 3"
+
+    monkeypatch.setattr(run, "recipes", lambda calls, device: [recipe(call) for call in calls])
+    monkeypatch.setattr("tileops.core.program.build", build)
+    result = tileops("bench", *SQUARE)
+    assert "GEMMFwdOp, str: ptxas: too many registers\n" in result.stdout
+    assert measured == CASES
 
 
 def test_a_summary_counts_ties_as_one_and_names_the_worst_row() -> None:

@@ -6,13 +6,17 @@ Times are made up: a timer here gives what a call says of itself.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 import torch
 
+from tileops.core import program
 from tileops.core.bench import nvml, rows, run
 from tileops.core.bench.rivals import Missing, Rival
 from tileops.core.bench.rows import Bench, measure
@@ -290,3 +294,77 @@ def test_a_row_without_its_op_fails_whatever_the_error(kit: Kit, call: Call) -> 
 
     (row,) = run.run([call], kit.bench(), refuse)
     assert row["reason"] == "TileOpsError: no such thing"
+
+
+def test_the_compilers_time_is_taken_once_an_op_from_an_empty_cache(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))
+    homes = []
+    monkeypatch.setattr(program, "compile_only", lambda recipe: homes.append(program.cache_dir()))
+    monkeypatch.setattr(run, "recipes", lambda calls, device: ["recipe"])
+    statuses = iter(["failed", "ok", "ok"])
+
+    def fake(call: Call, bench: Bench) -> dict[str, Any]:
+        return {"case": call.id, "status": next(statuses), "first_call": {"warm_s": 0.1}}
+
+    calls = [c for label in ("square-1k", "square-8k") for c in labelled(find_entry("GEMMFwdOp"), label)]
+    found = list(run.run(calls, kit.bench(), fake, cold=True))
+    assert ["cold_s" in row["first_call"] for row in found] == [False, True, False]
+    assert len(homes) == 1
+    assert homes[0] != program.cache_dir() == tmp_path / "programs"
+
+
+def test_a_device_that_is_lost_ends_the_run_after_its_row(
+    kit: Kit, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(device: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered\nCUDA kernel errors")
+
+    monkeypatch.setattr(run.torch, "get_device_module", lambda device: SimpleNamespace(synchronize=lost))
+    bench = attrs.evolve(kit.bench(), device=torch.device("cuda"))
+    measured = run.run([call, call], bench, lambda call, bench: {"case": call.id, "status": "failed"})
+    assert next(measured)["status"] == "failed"
+    with pytest.raises(BackendError, match="lost after GEMMFwdOp/small-bfloat16: an illegal memory access was enc"):
+        next(measured)
+
+
+class Nvml(ModuleType):
+    """The driver's library, as its package shows it."""
+
+    NVML_CLOCK_SM = 1
+    NVMLError = OSError
+    broken = False
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        assert uuid == "GPU-1-2"
+        return "handle"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        if self.broken:
+            raise OSError("GPU is lost")
+        return 1755
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 695_500
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 0x1 | 0x4 | 0x40
+
+
+def test_the_drivers_clock_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Nvml("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
+    read = nvml.sampler(torch.device("cuda"))
+    assert read() == nvml.Sample(1755, 695.5, ("power cap", "hardware thermal"))
+    library.broken = True
+    assert read() is None
+
+
+def test_without_the_drivers_package_there_is_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml.sampler(torch.device("cuda"))() is None
+    assert nvml.state([]) == {}

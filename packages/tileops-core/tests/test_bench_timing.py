@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import repeat
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -11,6 +13,7 @@ import torch
 from tileops.core.bench import timers
 from tileops.core.bench.timers import TIMERS, TIMERS_OF, Lap, union
 from tileops.core.bench.timing import COOL, HOT, Clock, alternate, copies_for_cold_l2, quick, settled, timing
+from tileops.core.errors import BackendError
 
 CPU = torch.device("cpu")
 
@@ -154,3 +157,46 @@ def test_a_flush_writes_the_whole_space(monkeypatch: pytest.MonkeyPatch) -> None
     timers.flusher(CPU, 64)()
     assert made[0].shape == (64,)
     assert not made[0].any()
+
+
+@pytest.fixture
+def cupti(monkeypatch: pytest.MonkeyPatch):
+    """CUPTI with two kernels, in nanoseconds, whatever runs; ``enabled`` is what it records just now."""
+    library = SimpleNamespace(enabled=set(), found=[(1000, 3000), (2000, 6000), (8000, 9000)])
+    kinds = {"CONCURRENT_KERNEL": 10, "MEMCPY": 1, "MEMSET": 2}
+    library.ActivityKind = kinds
+    library.activity_enable, library.activity_disable = library.enabled.add, library.enabled.remove
+
+    def register(requested, completed):
+        assert requested()[0] > 0
+        library.activity_flush_all = lambda flag: completed(
+            [SimpleNamespace(start=a, end=b) for a, b in library.found] if library.enabled == {*kinds.values()} else []
+        )
+
+    library.activity_register_callbacks = register
+    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=library))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    timers._cupti.cache_clear()
+    yield library
+    timers._cupti.cache_clear()
+
+
+def test_cuptis_busy_time_leaves_out_the_gaps_that_its_span_has(cupti) -> None:
+    burst = TIMERS["cupti"]([lambda: None], 2, CPU, lambda: None)
+    for _ in range(2):
+        assert burst(lambda: None) == Lap(us=3.0, span_us=4.0)
+        assert not cupti.enabled
+
+
+def test_cupti_that_records_nothing_says_so_and_is_off_again(cupti) -> None:
+    cupti.found = []
+    with pytest.raises(BackendError, match="CUPTI recorded no kernel"):
+        TIMERS["cupti"]([lambda: None], 2, CPU, lambda: None)(lambda: None)
+    assert not cupti.enabled
+
+
+def test_without_cupti_its_timer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers._cupti.cache_clear()
+    monkeypatch.setitem(sys.modules, "cupti", None)
+    with pytest.raises(BackendError, match=r'pip install "tileops-core\[bench\]"'):
+        TIMERS["cupti"]([lambda: None], 2, CPU, lambda: None)

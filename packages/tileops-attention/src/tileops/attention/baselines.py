@@ -84,7 +84,7 @@ def fa2(call: Any, inputs: Any) -> Callable[[], Any]:
 
 
 def fa4(call: Any, inputs: Any) -> Callable[[], Any]:
-    """FlashAttention-4's SM90 kernels; it chooses the number of splits itself."""
+    """FlashAttention-4's SM90 kernels, which split no keys: a decode of few sequences is not what they are for."""
     on_gpu(inputs, "fa4")
     _lacks("flash-attn-4", call, inputs, "ALiBi slopes", "float8")
     attend = package("flash_attn.cute", "flash-attn-4").flash_attn_func
@@ -95,7 +95,6 @@ def fa4(call: Any, inputs: Any) -> Callable[[], Any]:
         "window_size": (_side(call["window_size_left"]), _side(call["window_size_right"])),
         "learnable_sink": inputs["sinks"],
         "softcap": call["softcap"] or 0.0,
-        "num_splits": 0 if call["S_q"] == 1 else 1,
         "return_lse": call["return_lse"],
     }
     return Rival(lambda: attend(q, k, v, **options), lambda r: r[:2] if call["return_lse"] else r[0])

@@ -47,6 +47,7 @@ def environment(bench: Bench) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         **found,
+        "profile": bench.profile.board if bench.profile else None,
         "timer": bench.timer,
         "l2": "unknown" if not bench.l2_bytes else "cold" if bench.cold_l2 else "hot",
         "clock": "sampled" if bench.sampler() else "unknown",

@@ -19,7 +19,7 @@ from tileops.core.bench.rows import Bench, failed, measure
 from tileops.core.bench.timers import TIMERS_OF
 from tileops.core.bench.timing import COOL, HOT, quick
 from tileops.core.check import Call
-from tileops.core.errors import BackendError, TileOpsError
+from tileops.core.errors import BackendError, NoKernelError
 from tileops.core.roofline import Profile, board_of
 from tileops.core.roofline import profile as shipped
 
@@ -29,6 +29,8 @@ def prepare(
 ) -> Bench:
     """How rows are measured on a device: the backend's first timer unless one is named, the board's own profile."""
     backend = gpu_backend(device.type)
+    if device.index is not None:
+        torch.get_device_module(device).set_device(device)  # graphs and events are the current device's
     if profile is None and backend and (board := board_of(backend.name(device.index or 0))):
         profile = shipped(board)
     return Bench(
@@ -43,12 +45,15 @@ def prepare(
 
 
 def recipes(calls: Iterable[Call], device: torch.device) -> list[program.Recipe]:
-    """What the programs of these calls are made from; a call that no kernel serves says so when it is measured."""
+    """What the programs of these calls are made from; a call that no kernel serves says so when it is measured.
+
+    Raises BackendError where TileLang is missing.
+    """
     backend = gpu_backend(device.type)
     found = []
     for call in calls if backend else ():
         assert backend is not None
-        with suppress(TileOpsError):
+        with suppress(NoKernelError):
             recipe = gpu.recipe(backend, call, backend.device(device.index or 0))
             found += [recipe] if recipe else []
     return found

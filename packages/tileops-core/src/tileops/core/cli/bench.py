@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tileops.core.cli.rows import Workload
 
 CPU_FLOPS = 2.0**22  # a burst is a dozen calls
+EVERY = 10  # seconds between signs of life while programs are compiled
 
 
 @click.command("bench")
@@ -31,7 +32,9 @@ CPU_FLOPS = 2.0**22  # a burst is a dozen calls
     "--timer", type=click.Choice(["graph", "cupti", "events", "wall"]), help="The backend's first if not given."
 )
 @click.option("--hot-l2", is_flag=True, help="Leave the inputs in L2 between calls.")
-@click.option("--profile", "board", type=click.Path(path_type=Path), help="The board's figures, instead of ours.")
+@click.option(
+    "--profile", "board", type=click.Path(path_type=Path), help="The board's figures, of a file; ours if not given."
+)
 @click.option("--max-flops", type=click.FloatRange(min=1), help="Scale rows down to this; 2**22 on a CPU, else inf.")
 @click.option("--json", "into", type=click.Path(path_type=Path), help="Write the result document here, row by row.")
 def command(
@@ -128,15 +131,17 @@ def _entries(names: Sequence[str], ops: Sequence[str]) -> list[Entry]:
 
 
 def _compile(recipes: Sequence[Any], console: Any) -> None:
-    """All programs by one pool of processes; what fails to compile says so in its row."""
+    """All programs by one pool of processes; what fails to compile says so in its row, too."""
     from tileops.core.program import build
 
-    for i, (recipe, failure) in enumerate(build(recipes)):
+    total, said = len({recipe.key for recipe in recipes}), time.monotonic()
+    for i, (recipe, failure) in enumerate(build(recipes), 1):
         if failure:
-            said = f"{recipe.static.op}, {type(recipe.kernel).__name__}: {failure.splitlines()[0]}"
-            console.print(f"[program {i + 1}] {said}", soft_wrap=True, markup=False)
-    if recipes:
-        console.print(f"{len({r.key for r in recipes})} programs are there", markup=False)
+            name = f"{recipe.static.op}, {type(recipe.kernel).__name__}"
+            console.print(f"[program {i}/{total}] {name}: {failure.splitlines()[0]}", soft_wrap=True, markup=False)
+        elif i == total or time.monotonic() - said > EVERY:
+            console.print(f"[program {i}/{total}]", markup=False)
+            said = time.monotonic()
 
 
 def _with_progress(measured: Iterable[dict[str, Any]], total: int, console: Any) -> Iterator[dict[str, Any]]:
@@ -159,11 +164,12 @@ def line(row: Mapping[str, Any]) -> str:
     if row["status"] != "ok":
         return f"{row['case']}: {row['status']}: {row['reason']}"
     us = row["us"]["median"]
-    rivals = ", ".join(f"{n} {r['us']:.1f}" for n, r in row["rivals"].items() if "us" in r)
-    missing = [n for n, r in row["rivals"].items() if r["status"] != "ok"]
+    doubtful = {n for n, r in row["rivals"].items() if r["status"] == "suspect"}
+    rivals = ", ".join(f"{n} {r['us']:.1f}{'?' * (n in doubtful)}" for n, r in row["rivals"].items() if "us" in r)
+    missing = [n for n, r in row["rivals"].items() if "us" not in r]
     parts = [
         f"{us:.1f} us",
-        f"x{row['ratio']:.3f} of {row['fastest']} ({rivals})" if "ratio" in row else "no rival",
+        f"x{row['ratio']:.3f} of {row['fastest']} ({rivals})" if "ratio" in row else rivals or "no rival",
         f"hot x{row['hot_ratio']:.3f}" if "hot_ratio" in row else "",
         f"{row['tflops']:.0f} TFLOP/s",
         f"{row['gbps']:.0f} GB/s",
