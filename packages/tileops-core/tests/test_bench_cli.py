@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +171,23 @@ def test_a_failed_row_fails_the_run(measured: list[str], tmp_path: Path, monkeyp
     assert result.exit_code == 1
     assert f"[1/2, 0 min left] {CASES[0]}: failed: the result is wrong" in result.stdout
     assert [row["status"] for row in rows_of(into).values()] == ["failed", "ok"]
+
+
+def test_what_is_built_is_known_before_any_family_is_imported() -> None:
+    code = """
+import torch
+from tileops.core import torch_ops
+from tileops.core.backend import cuda
+from tileops.core.bench import run
+from tileops.core.cli.rows import workloads
+from tileops.core.families import entries
+cuda.device = lambda index: "H200"
+run.gpu.recipe = lambda backend, call, device: (torch_ops.class_of(call.entry).__name__, device)
+print({made for made in run.recipes((w.call(1e6) for w in workloads(entries().values())), torch.device("cuda"))})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert all(f"('{op}', 'H200')" in done.stdout for op in entries())
 
 
 def test_the_programs_of_what_is_due_are_built_first(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

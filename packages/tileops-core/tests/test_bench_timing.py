@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import weakref
+from contextlib import nullcontext
 from itertools import repeat
 from types import SimpleNamespace
 
@@ -200,3 +202,53 @@ def test_without_cupti_its_timer_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "cupti", None)
     with pytest.raises(BackendError, match=r'pip install "tileops-core\[bench\]"'):
         TIMERS["cupti"]([lambda: None], 2, CPU, lambda: None)
+
+
+class Device:
+    """A device of which every call takes 1 ms, its events and its graphs."""
+
+    def __init__(self) -> None:
+        self.ms, self.alive, self.most = 0.0, 0, 0
+
+    def Event(self, enable_timing: bool) -> SimpleNamespace:
+        event = SimpleNamespace(at=None, synchronize=lambda: None)
+        event.record = lambda: setattr(event, "at", self.ms)
+        event.elapsed_time = lambda stop: stop.at - event.at
+        return event
+
+    def synchronize(self, device=None) -> None: ...
+
+    def run(self) -> object:
+        """A call, whose output counts as long as somebody holds it."""
+        self.ms += 1.0
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        output = torch.empty(0)
+        weakref.finalize(output, lambda: setattr(self, "alive", self.alive - 1))
+        return output
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    captured = SimpleNamespace(replay=lambda: setattr(made, "ms", made.ms + 12.0))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: made)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: captured)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    return made
+
+
+@pytest.mark.parametrize("timer", ["graph", "events"])
+def test_events_stand_around_the_burst_alone(timer: str, device: Device) -> None:
+    def before() -> None:
+        device.ms += 100.0
+
+    burst = TIMERS[timer]([device.run], 12, CPU, before)
+    assert burst(lambda: None) == burst(lambda: None) == Lap(us=1000.0)
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_a_graph_keeps_no_more_outputs_than_copies(copies: int, device: Device) -> None:
+    TIMERS["graph"]([device.run] * copies, 12, CPU, lambda: None)
+    assert device.alive == 0
+    assert device.most == copies + 1  # the next is made before the oldest goes

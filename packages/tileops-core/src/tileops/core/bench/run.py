@@ -20,6 +20,7 @@ from tileops.core.bench.timers import TIMERS_OF
 from tileops.core.bench.timing import COOL, HOT, quick
 from tileops.core.check import Call
 from tileops.core.errors import BackendError, NoKernelError
+from tileops.core.families import op_class
 from tileops.core.roofline import Profile, board_of
 from tileops.core.roofline import profile as shipped
 
@@ -53,6 +54,7 @@ def recipes(calls: Iterable[Call], device: torch.device) -> list[program.Recipe]
     found = []
     for call in calls if backend else ():
         assert backend is not None
+        op_class(call.entry)  # a family that nobody has imported yet has no kernels
         with suppress(NoKernelError):
             recipe = gpu.recipe(backend, call, backend.device(device.index or 0))
             found += [recipe] if recipe else []
