@@ -184,6 +184,19 @@ def test_tensors_that_stay_in_l2_are_not_bound_by_memory(kit: Kit, call: Call, m
     assert cold["status"] == "failed"
 
 
+@pytest.mark.parametrize(("l2_bytes", "copies", "flushed"), [(0, 1, 0), (100, 1, 0), (1 << 20, 12, 2 << 20)])
+def test_inputs_come_from_memory_by_copies_or_where_those_fit_l2_by_a_flush(
+    l2_bytes: int, copies: int, flushed: int, kit: Kit, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, flushes = [], []
+    make = rows.make_inputs
+    monkeypatch.setattr(Bench, "l2_bytes", property(lambda self: l2_bytes))
+    monkeypatch.setattr(rows, "make_inputs", lambda *args: made.append(1) or make(*args))
+    monkeypatch.setattr(rows, "flusher", lambda device, nbytes: flushes.append(nbytes) or (lambda: None))
+    assert measure(call, kit.bench())["status"] == "ok"
+    assert (len(made), flushes) == (copies, [flushed])
+
+
 def test_a_rival_far_from_the_bound_of_a_large_row_is_suspect_and_leads_nobody(
     kit: Kit, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ class Bench:
 
 
 Bursts = dict[str, dict[str, Burst]]  # by timer, by rival
+Before = Callable[[], None]
 
 
 def describe(call: Call) -> dict[str, Any]:
@@ -85,14 +86,16 @@ def measure(call: Call, bench: Bench) -> dict[str, Any]:
     fits_l2 = not bench.cold_l2 and limit.bytes <= bench.l2_bytes
     row = describe(call) | rates.bounds(limit, bench.floor_us, fits_l2)
     copies = copies_for_cold_l2(limit.bytes, bench.l2_bytes) if bench.cold_l2 else 1
+    small = bench.cold_l2 and copies * limit.bytes < 2 * bench.l2_bytes  # a whole burst might stay in L2
+    before = flusher(bench.device, 2 * bench.l2_bytes if small else 0)
     inputs = [make_inputs(call, bench.device, bench.seed + i) for i in range(copies)]
     verified = _verify(row, call, inputs, bench)
     if row["status"] != "ok":
         return row
     ours = verified.pop(OURS)
-    _cool(row, ours, verified, bench)
+    _cool(row, ours, verified, bench, before)
     if row["bound_by"] == "compute":
-        _hot(row, ours, verified, bench)
+        _hot(row, ours, verified, bench, before)
     row |= rates.rates(limit, row["us"]["median"], row.get("clock_mhz"), bench.profile)
     rivals = row["rivals"]
     for rival in rivals.values():
@@ -180,10 +183,10 @@ def _verified(
     return {"status": "ok", "error": wrong}, calls
 
 
-def _cool(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Bench) -> None:
+def _cool(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Bench, before: Before) -> None:
     """Ours against each rival, by the timer asked for or, of a rival that it can't time, by another for both."""
     samples: list[nvml.Sample] = []
-    for timer, bursts in _record(row, ours, verified, bench, bench.cool.calls).items():
+    for timer, bursts in _record(row, ours, verified, bench, bench.cool.calls, before).items():
         laps = alternate(bursts, bench.cool, bench.clock, partial(_sample, bench, samples))
         times = {name: timing([lap.us for lap in seen]) for name, seen in laps.items()}
         mine = times.pop(OURS)
@@ -197,11 +200,11 @@ def _cool(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: B
                 row["rivals"][name] |= {"timer": timer, "ours_us": mine.median}
 
 
-def _hot(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Bench) -> None:
+def _hot(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Bench, before: Before) -> None:
     """The same under load, beside the cool figures, for what the first timer can time."""
     same = {n: calls for n, calls in verified.items() if "us" in row["rivals"][n] and "timer" not in row["rivals"][n]}
     samples: list[nvml.Sample] = []
-    bursts = _record(row, ours, same, bench, bench.hot.calls)[bench.timer]
+    bursts = _record(row, ours, same, bench, bench.hot.calls, before)[bench.timer]
     laps = alternate(bursts, bench.hot, bench.clock, partial(_sample, bench, samples))
     times = {name: timing([lap.us for lap in seen]) for name, seen in laps.items()}
     mine = times.pop(OURS)
@@ -210,9 +213,10 @@ def _hot(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Be
         row["rivals"][name] |= {"hot_us": took.median, "hot_ratio": took.median / mine.median}
 
 
-def _record(row: dict[str, Any], ours: Calls, verified: Mapping[str, Calls], bench: Bench, turns: int) -> Bursts:
+def _record(
+    row: dict[str, Any], ours: Calls, verified: Mapping[str, Calls], bench: Bench, turns: int, before: Before
+) -> Bursts:
     """Bursts by timer and rival; a rival that no timer can time is failed in the row."""
-    before = flusher(bench.device, 2 * bench.l2_bytes if bench.cold_l2 else 0)
 
     def burst(timer: str, calls: Calls) -> Burst:
         return TIMERS[timer](calls, turns, bench.device, before)
