@@ -18,7 +18,8 @@ from tileops.core.backend import cuda
 from tileops.core.cli import COMMANDS, main, output, rows
 from tileops.core.errors import NoKernelError
 from tileops.core.families import entries
-from tileops.core.op import Op, make_op
+from tileops.core.op import make_op
+from tileops.gemm import GEMMFwdOp
 
 OPS = ("GEMMFwdOp", "GQADenseFwdOp", "RMSNormFwdOp")
 SMALL = ("--max-flops", "1e5")
@@ -186,8 +187,8 @@ def test_the_seed_decides_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Op.run
-    monkeypatch.setattr(Op, "run", lambda self, *inputs: run(self, *inputs) * 1.1)
+    call = GEMMFwdOp.__call__
+    monkeypatch.setattr(GEMMFwdOp, "__call__", lambda self, *inputs: call(self, *inputs) * 1.1)
 
 
 @pytest.mark.usefixtures("wrong")
@@ -215,14 +216,14 @@ def test_a_wrong_result_is_caught() -> None:
 def test_one_failure_leaves_the_others(
     error: Exception, status: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Op.run
+    call = GEMMFwdOp.__call__
 
-    def fail(self: Op, *inputs: Any) -> Any:
+    def fail(self: GEMMFwdOp, *inputs: Any) -> Any:
         if str(inputs[0].dtype) == "torch.float16":
             raise error
-        return run(self, *inputs)
+        return call(self, *inputs)
 
-    monkeypatch.setattr(Op, "run", fail)
+    monkeypatch.setattr(GEMMFwdOp, "__call__", fail)
     result = tileops("run", "GEMMFwdOp", "--row", "square-1k", "--device", "cpu", "--json", *SMALL)
     assert result.exit_code == 1
     failed, fine = json.loads(result.stdout)["rows"]

@@ -6,13 +6,41 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from tileops.core.bench.rivals import compiled, on_gpu, package
+
+
+def _operands(call: Any, inputs: Any) -> tuple[Tensor, Tensor]:
+    a, b = inputs["a"], inputs["b"]
+    return a.mT if call["trans_a"] else a, b.mT if call["trans_b"] else b
 
 
 def torch_mm(call: Any, inputs: Any) -> Callable[[], Any]:
     """CuBLAS as torch calls it."""
-    a = inputs["a"].mT if call["trans_a"] else inputs["a"]
-    b = inputs["b"].mT if call["trans_b"] else inputs["b"]
+    a, b = _operands(call, inputs)
     return lambda: torch.mm(a, b)
 
 
-RIVALS = {"GEMMFwdOp": {"torch": torch_mm}}
+def compiled_mm(call: Any, inputs: Any) -> Callable[[], Any]:
+    """What torch.compile makes of the product."""
+    return compiled(torch.matmul, inputs, *_operands(call, inputs))
+
+
+def cublaslt(call: Any, inputs: Any) -> Callable[[], Any]:
+    """The quickest of the algorithms that cuBLASLt's heuristics propose, measured beforehand.
+
+    It writes to one output, given as C with factor 0, since its own would take the layout of ``a``.
+    """
+    on_gpu(inputs, "cublaslt")
+    advanced = package("nvmath.linalg.advanced", "nvmath-python[cu13]")
+    a, b = _operands(call, inputs)
+    d = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    product = advanced.Matmul(a, b, d, beta=0.0, options={"inplace": True})
+    product.plan()
+    product.autotune(iterations=20)
+    run: Callable[[], Any] = product.execute
+    return run
+
+
+RIVALS = {"GEMMFwdOp": {"torch": torch_mm, "compile": compiled_mm, "cublaslt": cublaslt}}

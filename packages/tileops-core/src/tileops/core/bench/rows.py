@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import platform
-import subprocess
+import math
+import statistics
+import time
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import attrs
@@ -16,150 +14,262 @@ import torch
 
 from tileops.core.accuracy import absolute, collect, compare, oracle, yardstick
 from tileops.core.backend import gpu_backend
-from tileops.core.bench import SCHEMA
+from tileops.core.bench import nvml, rates
 from tileops.core.bench.host import gpu_cost
-from tileops.core.bench.rivals import Missing, rivals_of
-from tileops.core.bench.timing import calls_of_a_burst, cool, copies_for_cold_l2, record
+from tileops.core.bench.rivals import Missing, outputs, rivals_of
+from tileops.core.bench.timers import TIMERS, TIMERS_OF, Burst, Calls, Lap, flusher
+from tileops.core.bench.timing import (
+    COOL,
+    HOT,
+    REAL,
+    Clock,
+    Protocol,
+    alternate,
+    copies_for_cold_l2,
+    settled,
+    timing,
+)
 from tileops.core.check import Call
 from tileops.core.errors import TileOpsError
-from tileops.core.families import families, op_class
+from tileops.core.families import op_class
 from tileops.core.inputs import make_inputs
-from tileops.core.roofline import board_of, bound, profile
+from tileops.core.roofline import Profile, bound
 
 HOST_BELOW_US = 20  # of device time: above, no caller waits for the host
+OURS = "tileops"
 
 
-def measure(call: Call, index: int = 0, seed: int = 0) -> dict[str, Any]:
-    """The result of one row on a CUDA device; a failure of ours or of a rival is part of it."""
-    backend = gpu_backend("cuda")
-    assert backend is not None
-    device = torch.device("cuda", index)
-    board = board_of(backend.name(index))
-    limit = bound(call, profile(board) if board else None)
-    op: Any = op_class(call.entry)(**call.params)
-    row: dict[str, Any] = {
+@attrs.frozen
+class Bench:
+    """How rows are measured. ``timer`` is a name of ``TIMERS``; ``floor_us`` is the time of the least kernel by it."""
+
+    device: torch.device
+    timer: str
+    profile: Profile | None = None
+    cold_l2: bool = True
+    cool: Protocol = COOL
+    hot: Protocol = HOT
+    clock: Clock = REAL
+    sampler: nvml.Sampler = lambda: None
+    floor_us: float | None = None
+    seed: int = 0
+
+    @property
+    def l2_bytes(self) -> int:
+        """Of the device; 0 on a CPU, whose caches are left as they are."""
+        backend = gpu_backend(self.device.type)
+        return backend.device(self.device.index or 0).l2_bytes if backend else 0
+
+
+Bursts = dict[str, dict[str, Burst]]  # by timer, by rival
+Before = Callable[[], None]
+
+
+def describe(call: Call) -> dict[str, Any]:
+    """What a row says whatever comes of it."""
+    return {
         "case": call.id,
         "op": call.entry.name,
-        "tree": sources_digest(),
         "label": (call.id or "").partition("/")[2],
         "dtypes": [call.indices[n] for n, i in call.entry.signature.indices.items() if i.kind == "DType"],
-        "flops": limit.flops,
-        "bytes": limit.bytes,
-        "bound_us": limit.seconds and limit.seconds * 1e6,
-        "bound_by": limit.by,
     }
-    l2_bytes = backend.device(index).l2_bytes
-    copies = copies_for_cold_l2(limit.bytes, l2_bytes)
-    row["l2"] = "cold" if copies * limit.bytes > 2 * l2_bytes else "warm"
-    inputs = [make_inputs(call, device, seed + i) for i in range(copies)]
-    truth = oracle(call, inputs[0]), yardstick(call, inputs[0])
-    extra = absolute(call, inputs[0]) if call.entry.accuracy else None
 
-    def error(returned: Any) -> float:
-        return compare(call, collect(call, returned, inputs[0]), *truth, inputs[0], extra).error
 
-    bursts = {}
-    try:
-        row["error"] = error(op(*inputs[0].values()))
-        row["kernel"] = str(op.explain(*inputs[0].values()).kernel)
-        if row["error"] > 1:
-            return row | {"status": "failed", "reason": "the result is wrong"}
-        ours: list[Callable[[], Any]] = [partial(op, *i.values()) for i in inputs]
-        count = calls_of_a_burst(ours[0])
-        bursts["tileops"] = record(ours, count)
-    except TileOpsError as e:
-        return row | {"status": "failed", "reason": str(e)}
-    rivals: dict[str, Any] = {}
-    for name, make in rivals_of(call.entry, "cuda").items():
-        if isinstance(make, str):
-            rivals[name] = {"status": "missing", "reason": make}
-            continue
-        try:
-            calls = [make(call, i) for i in inputs]
-            wrong = error(calls[0]())
-            if wrong > 4:  # another rounding than ours is no fault of theirs; another result is
-                rivals[name] = {"status": "failed", "reason": f"its error is {wrong:.3g} of the bound", "error": wrong}
-                continue
-            bursts[name] = record(calls, count)
-            rivals[name] = {"status": "ok", "error": wrong}
-        except Missing as e:
-            rivals[name] = {"status": "missing", "reason": str(e)}
-        except Exception as e:
-            rivals[name] = {"status": "failed", "reason": f"{type(e).__name__}: {str(e).splitlines()[0][:200]}"}
-    times = cool(bursts, count)
-    mine = times.pop("tileops")
-    for name, took in times.items():
-        rivals[name]["us"] = took.median
-    seconds = mine.median * 1e-6
-    row |= {
-        "status": "ok",
-        "us": attrs.asdict(mine),
-        "tflops": limit.flops / seconds / 1e12,
-        "gbps": limit.bytes / seconds / 1e9,
-        "clock_mhz": _clock(),
-        "rivals": rivals,
-    }
-    if times:
-        row["fastest"] = min(times, key=lambda n: times[n].median)
-        row["ratio"] = times[row["fastest"]].median / mine.median
-    if mine.median < HOST_BELOW_US:
-        row["host"] = gpu_cost(call, str(device))
+def failed(call: Call, reason: str) -> dict[str, Any]:
+    """The row of a call that came to nothing."""
+    return describe(call) | {"status": "failed", "reason": reason}
+
+
+def measure(call: Call, bench: Bench) -> dict[str, Any]:
+    """The result of one row; a failure of ours or of a rival is part of it."""
+    limit = bound(call, bench.profile)
+    fits_l2 = not bench.cold_l2 and limit.bytes <= bench.l2_bytes
+    row = describe(call) | rates.bounds(limit, bench.floor_us, fits_l2)
+    copies = copies_for_cold_l2(limit.bytes, bench.l2_bytes) if bench.cold_l2 else 1
+    small = bench.cold_l2 and copies * limit.bytes < 2 * bench.l2_bytes  # a whole burst might stay in L2
+    before = flusher(bench.device, 2 * bench.l2_bytes if small else 0)
+    inputs = [make_inputs(call, bench.device, bench.seed + i) for i in range(copies)]
+    verified = _verify(row, call, inputs, bench)
+    if row["status"] != "ok":
+        return row
+    ours = verified.pop(OURS)
+    rough = TIMERS[bench.timer](ours, bench.cool.calls, bench.device, before)(lambda: None).us
+    bench = attrs.evolve(bench, cool=bench.cool.of(rough), hot=bench.hot.of(rough))
+    _cool(row, ours, verified, bench, before)
+    if row["bound_by"] == "compute":
+        _hot(row, ours, verified, bench, before)
+    row |= rates.rates(limit, row["us"]["median"], row.get("clock_mhz"), bench.profile)
+    rivals = row["rivals"]
+    for rival in rivals.values():
+        if "us" in rival and (doubt := rates.doubt(row, rival["us"])):
+            rival |= {"status": "suspect", "reason": doubt}
+    row |= _lead(rivals, "fastest", "ratio") | _lead(rivals, "hot_fastest", "hot_ratio")
+    row |= rates.impossible(row, limit.exact)
+    if bench.device.type == "cuda" and row["us"]["median"] < HOST_BELOW_US:
+        row["host"] = gpu_cost(call, str(bench.device))
         row["host_us"] = row["host"]["cached"]
         if "torch" in row["host"]:
             row["host_ratio"] = row["host_us"] / row["host"]["torch"]
     return row
 
 
-def document(rows: list[Mapping[str, Any]], index: int = 0) -> dict[str, Any]:
-    """A result document with the environment it was measured in."""
-    backend = gpu_backend("cuda")
-    assert backend is not None
-    name = backend.name(index)
-    return {
-        "schema": SCHEMA,
-        "board": board_of(name) or name,
-        "environment": {
-            "gpu": name,
-            "driver": _smi("driver_version"),
-            "cuda": torch.version.cuda,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "tilelang": _version("tilelang"),
-            "flashinfer": _version("flashinfer-python"),
-            "protocol": "cool: bursts of 12 calls or 1 ms in a CUDA graph, 40 ms pauses, alternating rounds",
-        },
-        "tree": sources_digest(),
-        "rows": rows,
-    }
-
-
-@cache
-def sources_digest() -> str:
-    """Of the packages' sources and specs that were measured."""
-    digest = hashlib.sha256()
-    roots = [Path(__file__).parents[1], *(path.parent for path in families().values())]
-    for root in roots:
-        for source in sorted((*root.rglob("*.py"), *root.rglob("*.yaml"))):
-            digest.update(source.relative_to(root).as_posix().encode() + source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _version(distribution: str) -> str | None:
+def _verify(row: dict[str, Any], call: Call, inputs: list[Any], bench: Bench) -> dict[str, Calls]:
+    """The calls that are right, ours first, each on every copy of the inputs; what the others lack is in the row."""
+    op: Any = op_class(call.entry)(**call.params)
+    ours = [partial(op, *i.values()) for i in inputs]
     try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+        row["first_call"] = {"warm_s": _seconds(ours[0], bench)}
+        row["extra_bytes"] = extra_bytes(call, ours[0], bench.device)
+        row["kernel"] = str(op.explain(*inputs[0].values()).kernel)
+    except TileOpsError as e:
+        row |= {"status": "failed", "reason": str(e)}
+        return {}
+    truth = oracle(call, inputs[0]), yardstick(call, inputs[0])
+    extra = absolute(call, inputs[0]) if call.entry.accuracy else None
+
+    def error(returned: Any) -> float:
+        return compare(call, collect(call, returned, inputs[0]), *truth, inputs[0], extra).error
+
+    wrong = error(ours[0]())
+    row["error"] = wrong if math.isfinite(wrong) else None
+    if not wrong <= 1:
+        row |= {"status": "failed", "reason": "the result is wrong"}
+        return {}
+    row |= {"status": "ok", "rivals": {}}
+    verified: dict[str, Calls] = {OURS: ours}
+    for name, make in rivals_of(call.entry, bench.device.type).items():
+        row["rivals"][name], calls = _verified(make, call, inputs, error)
+        if calls:
+            verified[name] = calls
+    return verified
+
+
+def extra_bytes(call: Call, run: Callable[[], Any], device: torch.device) -> int | None:
+    """The most memory that a call takes beside its inputs and outputs; None on a CPU."""
+    if device.type == "cpu":
         return None
+    memory = torch.get_device_module(device)
+    memory.synchronize(device)
+    before = memory.memory_allocated(device)
+    memory.reset_peak_memory_stats(device)
+    run()
+    memory.synchronize(device)
+    given = sum(m.nbytes for m in call.outputs.values() if m is not None)
+    return max(0, int(memory.max_memory_allocated(device)) - int(before) - given)
 
 
-def _clock() -> int | None:
-    found = _smi("clocks.sm")
-    return int(found.split()[0]) if found and found.split()[0].isdigit() else None
+def floor_us(bench: Bench) -> float:
+    """The time of the least kernel, which touches one element, by the bench's timer."""
+    one = torch.ones(1, device=bench.device)
+    burst = TIMERS[bench.timer]([one.neg_], bench.cool.calls, bench.device, lambda: None)
+    laps = alternate({"least": burst}, bench.cool, bench.clock)["least"]
+    return statistics.median(lap.us for lap in laps)
 
 
-def _smi(field: str) -> str | None:
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+def _verified(
+    make: Any, call: Call, inputs: list[Any], error: Callable[[Any], float]
+) -> tuple[dict[str, Any], Calls | None]:
+    """What is known of a rival, and its calls if they can be timed."""
+    if isinstance(make, str):
+        return {"status": "missing", "reason": make}, None
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
-        return found.splitlines()[0].strip()
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return None
+        calls = [make(call, i) for i in inputs]
+        wrong = error(outputs(calls[0]))
+    except Missing as e:
+        return {"status": "missing", "reason": str(e)}, None
+    except Exception as e:  # a rival may fail in any way
+        return {"status": "failed", "reason": _told(e)}, None
+    if not wrong <= 4:  # another rounding than ours is no fault of theirs; another result is
+        error_of = wrong if math.isfinite(wrong) else None
+        return {"status": "failed", "reason": f"its error is {wrong:.3g} of the bound", "error": error_of}, None
+    return {"status": "ok", "error": wrong}, calls
+
+
+def _cool(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Bench, before: Before) -> None:
+    """Ours against each rival, by the timer asked for or, of a rival that it can't time, by another for both."""
+    samples: list[nvml.Sample] = []
+    for timer, bursts in _record(row, ours, verified, bench, bench.cool.calls, before).items():
+        laps = alternate(bursts, bench.cool, bench.clock, partial(_sample, bench, samples))
+        times = {name: timing([lap.us for lap in seen]) for name, seen in laps.items()}
+        mine = times.pop(OURS)
+        if timer == bench.timer:
+            row["us"] = attrs.asdict(mine)
+            row["settled"] = all(settled([lap.us for lap in seen]) for seen in laps.values())
+            row |= _spans(laps[OURS]) | nvml.state(samples)
+        for name, took in times.items():
+            row["rivals"][name] |= {"us": took.median, "ratio": took.median / mine.median}
+            if timer != bench.timer:
+                row["rivals"][name] |= {"timer": timer, "ours_us": mine.median}
+
+
+def _hot(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Bench, before: Before) -> None:
+    """The same under load, beside the cool figures, for what the first timer can time."""
+    same = {n: calls for n, calls in verified.items() if "us" in row["rivals"][n] and "timer" not in row["rivals"][n]}
+    samples: list[nvml.Sample] = []
+    bursts = _record(row, ours, same, bench, bench.hot.calls, before)[bench.timer]
+    laps = alternate(bursts, bench.hot, bench.clock, partial(_sample, bench, samples))
+    times = {name: timing([lap.us for lap in seen]) for name, seen in laps.items()}
+    mine = times.pop(OURS)
+    row["hot"] = {"us": attrs.asdict(mine)} | nvml.state(samples)
+    for name, took in times.items():
+        row["rivals"][name] |= {"hot_us": took.median, "hot_ratio": took.median / mine.median}
+
+
+def _record(
+    row: dict[str, Any], ours: Calls, verified: Mapping[str, Calls], bench: Bench, turns: int, before: Before
+) -> Bursts:
+    """Bursts by timer and rival; a rival that no timer can time is failed in the row."""
+
+    def burst(timer: str, calls: Calls) -> Burst:
+        return TIMERS[timer](calls, turns, bench.device, before)
+
+    bursts: Bursts = {bench.timer: {OURS: burst(bench.timer, ours)}}
+    others = [t for t in TIMERS_OF[bench.device.type] if t != bench.timer]
+    for name, calls in verified.items():
+        refused: dict[str, str] = {}
+        for timer in (bench.timer, *others):
+            try:
+                made = burst(timer, calls)
+            except Exception as e:  # what a rival does in a capture is not ours to foresee
+                refused[timer] = _told(e)
+                continue
+            if timer not in bursts:
+                bursts[timer] = {OURS: burst(timer, ours)}
+            bursts[timer][name] = made
+            break
+        reason = "; ".join(f"{timer}: {why}" for timer, why in refused.items())
+        if len(refused) > len(others):
+            row["rivals"][name] |= {"status": "failed", "reason": reason}
+        elif refused:
+            row["rivals"][name]["note"] = reason
+    return bursts
+
+
+def _sample(bench: Bench, into: list[nvml.Sample], name: str) -> None:
+    if name == OURS and (sample := bench.sampler()) is not None:
+        into.append(sample)
+
+
+def _spans(laps: list[Lap]) -> dict[str, float]:
+    spans = [lap.span_us for lap in laps if lap.span_us is not None]
+    return {"span_us": statistics.median(spans)} if spans else {}
+
+
+def _lead(rivals: Mapping[str, Mapping[str, Any]], who: str, ratio: str) -> dict[str, Any]:
+    """The rival that is ahead, and its time over ours; a suspect one leads nobody."""
+    timed = {n: r[ratio] for n, r in rivals.items() if ratio in r and r["status"] == "ok"}
+    if not timed:
+        return {}
+    first = min(timed, key=lambda n: timed[n])
+    return {who: first, ratio: timed[first]}
+
+
+def _seconds(run: Callable[[], Any], bench: Bench) -> float:
+    start = time.perf_counter()
+    run()
+    torch.get_device_module(bench.device).synchronize(bench.device)
+    return time.perf_counter() - start
+
+
+def _told(e: Exception) -> str:
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}"

@@ -1,23 +1,22 @@
-"""Device time of a call, rivals side by side, on a card whose clock follows its power.
+"""How rivals take turns on a card whose clock follows its power.
 
-*Cool* protocol: a pause, one burst of calls of one rival, a pause, a burst of the next, in rounds that alternate their
-order. A burst is one replay of a CUDA graph, so that no host time enters. L2 is cold: the calls of a burst go round
-copies of the inputs that together exceed it.
+*Cool*: a pause, one burst of one rival, a pause, a burst of the next, in rounds that alternate their order (A B C,
+C B A), until no median moves any more. *Hot*: the same without pauses, after a while of load, as a busy server runs.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import attrs
-import torch
 
-CALLS, MOST_CALLS, ROUNDS, PAUSE = 12, 200, 9, 0.04
-WARM_SECONDS = 0.2
+from tileops.core.bench.timers import Burst, Lap
+
+SETTLED = 0.005  # of a median: less is no movement
+MOST_CALLS = 200  # of a burst
 
 
 @attrs.frozen
@@ -30,63 +29,90 @@ class Timing:
     n: int
 
 
-def timing(microseconds: list[float]) -> Timing:
-    """The summary of bursts."""
+def timing(microseconds: Sequence[float]) -> Timing:
+    """The summary of two or more bursts."""
     tenths = statistics.quantiles(microseconds, n=10, method="inclusive")
     return Timing(statistics.median(microseconds), tenths[0], tenths[-1], len(microseconds))
 
 
-def copies_for_cold_l2(nbytes: float, l2_bytes: int) -> int:
-    """How many copies of a call's tensors a burst goes round so that none is still in L2."""
-    return max(1, min(CALLS, int(3 * l2_bytes // max(nbytes, 1)) + 1))
+@attrs.frozen
+class Clock:
+    """Seconds, as they pass here."""
+
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
 
 
-Burst = Callable[[], None]
+REAL = Clock()
 
 
-def calls_of_a_burst(call: Callable[[], Any]) -> int:
-    """12, or more where they take less than a millisecond: what a replay costs must not weigh."""
-    once, stop = record([call]), torch.cuda.Event(enable_timing=True)
-    start = torch.cuda.Event(enable_timing=True)
-    once()
-    start.record()
-    once()
-    stop.record()
-    stop.synchronize()
-    return max(CALLS, min(MOST_CALLS, int(CALLS / max(start.elapsed_time(stop), 1e-3))))
+@attrs.frozen
+class Protocol:
+    """``load`` seconds of running, then ``least`` to ``most`` rounds of a ``pause`` and a burst of ``calls`` each.
+
+    Short calls are more, ``MOST_CALLS`` at most, so that a burst lasts ``lasts`` seconds: its start must not weigh.
+    """
+
+    calls: int
+    pause: float
+    load: float
+    least: int = 9
+    most: int = 25
+    lasts: float = 1e-3
+
+    def __str__(self) -> str:
+        pauses = f"{self.pause * 1e3:.0f} ms pauses" if self.pause else "no pauses"
+        rounds = f"{self.least} to {self.most} alternating rounds"
+        bursts = f"bursts of {self.calls} calls or {self.lasts * 1e3:.0f} ms"
+        return f"{bursts}, {pauses}, {rounds}, {self.load:.1f} s of running before"
+
+    def of(self, us: float) -> Protocol:
+        """The protocol for calls that take so many microseconds."""
+        return attrs.evolve(self, calls=max(self.calls, min(MOST_CALLS, int(self.lasts * 1e6 / us))))
 
 
-def record(calls: list[Callable[[], Any]], count: int = CALLS) -> Burst:
-    """A replay of one burst: the calls in turn, ``count`` in all."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    turns = [calls[i % len(calls)] for i in range(count)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        # As many outputs as inputs live at a time, so that they go round as those do.
-        kept = deque((call() for call in turns), maxlen=len(calls))
-    del kept
-    replay: Burst = graph.replay
-    return replay
+COOL = Protocol(calls=12, pause=0.04, load=0.2)
+HOT = Protocol(calls=20, pause=0.0, load=0.3)
 
 
-def cool(bursts: Mapping[str, Burst], count: int = CALLS, rounds: int = ROUNDS) -> dict[str, Timing]:
-    """Time bursts of ``count`` calls of several rivals by the cool protocol."""
-    seen: dict[str, list[float]] = {name: [] for name in bursts}
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    until = time.perf_counter() + WARM_SECONDS
-    while time.perf_counter() < until:
+def quick(protocol: Protocol) -> Protocol:
+    """For a first look: three rounds, whether settled or not."""
+    return attrs.evolve(protocol, least=3, most=3)
+
+
+def alternate(
+    bursts: Mapping[str, Burst],
+    protocol: Protocol,
+    clock: Clock = REAL,
+    sample: Callable[[str], None] = lambda name: None,
+) -> dict[str, list[Lap]]:
+    """The laps of each rival; ``sample(name)`` is called while a burst of that rival runs."""
+    until = clock.now() + protocol.load
+    while True:
         for burst in bursts.values():
-            burst()
-        torch.cuda.synchronize()
-    for turn in range(rounds):
-        order = list(bursts.items())
-        for name, burst in order if turn % 2 == 0 else reversed(order):
-            time.sleep(PAUSE)
-            start.record()
-            burst()
-            stop.record()
-            stop.synchronize()
-            seen[name].append(start.elapsed_time(stop) * 1e3 / count)
-    return {name: timing(values) for name, values in seen.items()}
+            burst(lambda: None)
+        if clock.now() >= until:
+            break
+    laps: dict[str, list[Lap]] = {name: [] for name in bursts}
+    order = list(bursts)
+    for turn in range(protocol.most):
+        for name in order if turn % 2 == 0 else order[::-1]:
+            if protocol.pause:
+                clock.sleep(protocol.pause)
+            laps[name].append(bursts[name](partial(sample, name)))
+        if turn + 1 >= protocol.least and all(settled([lap.us for lap in seen]) for seen in laps.values()):
+            break
+    return laps
+
+
+def settled(microseconds: Sequence[float]) -> bool:
+    """Whether the last two rounds, one of each order, have moved the median by 0.5 % at most."""
+    if len(microseconds) < 3:
+        return False
+    median = statistics.median(microseconds)
+    return abs(median - statistics.median(microseconds[:-2])) <= SETTLED * median
+
+
+def copies_for_cold_l2(nbytes: float, l2_bytes: int, calls: int = COOL.calls) -> int:
+    """How many copies of a call's tensors a burst goes round so that none is still in L2."""
+    return max(1, min(calls, int(3 * l2_bytes // max(nbytes, 1)) + 1))

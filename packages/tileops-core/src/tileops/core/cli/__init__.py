@@ -25,8 +25,9 @@ COMMANDS = {
     "run": ("run", "Run an operator's workloads here: verified, timed, against their bound."),
     "demo": ("demo", "Run every installed operator, scaled to what a CPU can do."),
     "check": ("check", "Check specs: language, references, classes, tests, rows and rooflines."),
-    "cache": ("cache", "Show or clear the compiled programs."),
-    "bench": ("bench", "Measure rows against their rivals on a GPU."),
+    "cache": ("cache", "Show, build or clear the compiled programs."),
+    "bench": ("bench", "Measure rows against their rivals."),
+    "calibrate": ("calibrate", "Measure what this board reaches, for its profile."),
     "report": ("report", "Turn result documents into a page, or compare two."),
     "doctor": ("doctor", "Say what is here, what is missing, and the mend."),
 }

@@ -1,83 +1,182 @@
-"""``tileops bench``: rows against their rivals on a GPU."""
+"""``tileops bench``: rows against their rivals."""
 
 from __future__ import annotations
 
-import json
+import math
 import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tileops.core.cli import FAILED, INTERRUPTED, output
+from tileops.core.spec import Entry
+
+if TYPE_CHECKING:
+    from tileops.core.cli.rows import Workload
+
+CPU_FLOPS = 2.0**22  # a burst is a dozen calls
+EVERY = 10  # seconds between signs of life while programs are compiled
 
 
 @click.command("bench")
-@click.option("--backend", default="cuda", show_default=True, help="cuda.")
+@click.option("--backend", default="cuda", show_default=True, help="cuda, musa or cpu, with an index if need be.")
 @click.option("--family", "names", multiple=True, metavar="FAMILY", help="Only this family; repeatable.")
 @click.option("--op", "ops", multiple=True, metavar="OP", help="Only this operator; repeatable.")
-@click.option("--row", "labels", multiple=True, metavar="LABEL", help="Only this row; repeatable.")
+@click.option("--row", "labels", multiple=True, metavar="LABEL", help="Only this row, or this case of it; repeatable.")
+@click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Only cases with this dtype; repeatable.")
+@click.option("--quick", is_flag=True, help="The first row of each operator, in few rounds.")
+@click.option(
+    "--timer", type=click.Choice(["graph", "cupti", "events", "wall"]), help="The backend's first if not given."
+)
+@click.option("--hot-l2", is_flag=True, help="Leave the inputs in L2 between calls.")
+@click.option(
+    "--profile", "board", type=click.Path(path_type=Path), help="The board's figures, of a file; ours if not given."
+)
+@click.option("--max-flops", type=click.FloatRange(min=1), help="Scale rows down to this; 2**22 on a CPU, else inf.")
 @click.option("--json", "into", type=click.Path(path_type=Path), help="Write the result document here, row by row.")
 def command(
-    backend: str, names: tuple[str, ...], ops: tuple[str, ...], labels: tuple[str, ...], into: Path | None
+    backend: str,
+    names: tuple[str, ...],
+    ops: tuple[str, ...],
+    labels: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    quick: bool,
+    timer: str | None,
+    hot_l2: bool,
+    board: Path | None,
+    max_flops: float | None,
+    into: Path | None,
 ) -> None:
     """Measure rows and their rivals side by side, each verified on the inputs that are timed.
 
-    A document that is there already is continued: its rows stand. Ctrl-C keeps what is finished.
+    A document that is there already is continued: what was measured from the same sources in the same environment
+    stands, but for rows that failed. Ctrl-C keeps what is finished. On a CPU rows are scaled down, to try the way.
     """
-    entries = [e for e in output.installed().values() if not names or e.family in names]
-    if ops:
-        entries = [output.entry_of(op) for op in ops]
-    from tileops.core.backend import gpu_backend
-    from tileops.core.errors import BackendError
+    entries = _entries(names, ops)
+    import attrs
 
-    found = gpu_backend(backend)
-    if found is None or backend != "cuda":
-        raise click.UsageError(f"rows are measured on cuda, not on '{backend}'")
-    if reason := found.available():
-        raise BackendError(reason)
-    from tileops.core.bench.rows import document, measure
-    from tileops.core.torch_ops import checker_of
-    from tileops.core.workloads import cases, row_call
+    from tileops.core.bench import document, run
+    from tileops.core.bench.rows import floor_us
+    from tileops.core.bench.timers import TIMERS_OF
+    from tileops.core.cli import rows
+    from tileops.core.roofline import profile
 
-    held = json.loads(into.read_text())["rows"] if into and into.exists() else []
-    done = {row["case"]: row for row in held}
-    wanted = [(e, row) for e in entries for row in e.workloads if not labels or row.label in labels]
-    todo = [row_call(checker_of(e), row, case) for e, row in wanted for case in cases(row)]
+    todo = select(rows.workloads(entries), labels, dtypes, quick)
+    device = rows.device_of(backend)
+    if timer and timer not in TIMERS_OF[device.type]:
+        raise output.no_such(f"timer of {device.type}", timer, TIMERS_OF[device.type])
+    bench = run.prepare(device, timer, not hot_l2, quick, profile(board) if board else None)
+    if max_flops is None:
+        max_flops = CPU_FLOPS if device.type == "cpu" else math.inf
+    environment = document.environment(bench) | {"max_flops": max_flops if math.isfinite(max_flops) else None}
+    kept = document.held(into, environment) if into else document.Held({})
     console = output.console()
+    if into and kept.stale:
+        aside = into.replace(into.with_name(f"{into.stem}.stale{into.suffix}"))
+        console.print(f"rows of {kept.stale} are measured again; the old ones are in {aside}", soft_wrap=True)
+    calls = {str(call.id): call for call in (w.call(max_flops) for w in todo)}
+    changed = {f"{w.entry.name}/{w.name}": w.changed(calls[f"{w.entry.name}/{w.name}"]) for w in todo}
+    done: dict[str, Mapping[str, Any]] = dict(kept.rows)
+    due = [call for case, call in calls.items() if done.get(case, {}).get("status") != "ok"]
+    if into and len(due) < len(calls):
+        console.print(f"{len(calls) - len(due)} rows of {into} stand", soft_wrap=True)
     try:
-        for i, call in enumerate(todo):
-            if call.id not in done:
-                done[str(call.id)] = measure(call)
-                if into:
-                    _write(into, document(list(done.values())))
-            console.print(f"[{i + 1}/{len(todo)}] {_line(done[str(call.id)])}", soft_wrap=True, markup=False)
+        _compile(run.recipes(due, device), console)
+        bench = attrs.evolve(bench, floor_us=floor_us(bench) if due else None)
+        for row in _with_progress(run.run(due, bench, cold=not quick), len(due), console):
+            done[row["case"]] = row | ({"scaled": changed[row["case"]]} if changed[row["case"]] else {})
+            if into:
+                document.write(into, document.document(done.values(), environment))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    if any(done[str(c.id)]["status"] != "ok" for c in todo):
+    finally:
+        finished = [done[case] for case in calls if case in done]
+        for s in document.summaries(finished):
+            worst = f"worst x{s.worst_ratio:.3f}, {s.worst}"
+            console.print(f"{s.op}: x{s.ratio:.3f} of the fastest over {s.rows} rows; {worst}", soft_wrap=True)
+    if any(row["status"] != "ok" for row in finished):
         sys.exit(FAILED)
 
 
-def _line(row: dict[str, Any]) -> str:
+def select(workloads: Sequence[Workload], labels: Sequence[str], dtypes: Sequence[str], quick: bool) -> list[Workload]:
+    """The workloads that a command line asks for; raises UsageError for a row or dtype that none has."""
+    known = {name: w for w in workloads for name in (w.row.label, w.name, f"{w.entry.name}/{w.name}")}
+    for label in labels:
+        if label not in known:
+            raise output.no_such("row", label, known)
+    seen = sorted({dtype for w in workloads for dtype in w.case.values()})
+    for dtype in dtypes:
+        if dtype not in seen:
+            raise output.no_such("dtype of a row", dtype, seen)
+    chosen = [
+        w
+        for w in workloads
+        if (not labels or {w.row.label, w.name, f"{w.entry.name}/{w.name}"} & {*labels})
+        and (not dtypes or {*w.case.values()} & {*dtypes})
+    ]
+    return list({w.entry.name: w for w in reversed(chosen)}.values())[::-1] if quick else chosen
+
+
+def _entries(names: Sequence[str], ops: Sequence[str]) -> list[Entry]:
+    installed = output.installed().values()
+    families = sorted({e.family for e in installed})
+    for name in names:
+        if name not in families:
+            raise output.no_such("family", name, families)
+    chosen = [output.entry_of(op) for op in ops] if ops else list(installed)
+    return [e for e in chosen if not names or e.family in names]
+
+
+def _compile(recipes: Sequence[Any], console: Any) -> None:
+    """All programs by one pool of processes; what fails to compile says so in its row, too."""
+    from tileops.core.program import build
+
+    total, said = len({recipe.key for recipe in recipes}), time.monotonic()
+    for i, (recipe, failure) in enumerate(build(recipes), 1):
+        if failure:
+            name = f"{recipe.static.op}, {type(recipe.kernel).__name__}"
+            console.print(f"[program {i}/{total}] {name}: {failure.splitlines()[0]}", soft_wrap=True, markup=False)
+        elif i == total or time.monotonic() - said > EVERY:
+            console.print(f"[program {i}/{total}]", markup=False)
+            said = time.monotonic()
+
+
+def _with_progress(measured: Iterable[dict[str, Any]], total: int, console: Any) -> Iterator[dict[str, Any]]:
+    """The rows, each with a line of its own and with the time that the rest may take."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    start = time.monotonic()
+    columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        for i, row in enumerate(measured, 1):
+            left = f"{(time.monotonic() - start) / i * (total - i) / 60:.0f} min left"
+            progress.update(task, advance=1, description=left)
+            console.print(f"[{i}/{total}, {left}] {line(row)}", soft_wrap=True, markup=False)
+            yield row
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row for people."""
     if row["status"] != "ok":
         return f"{row['case']}: {row['status']}: {row['reason']}"
     us = row["us"]["median"]
-    rivals = ", ".join(f"{n} {r['us']:.1f}" for n, r in row["rivals"].items() if "us" in r)
+    doubtful = {n for n, r in row["rivals"].items() if r["status"] == "suspect"}
+    rivals = ", ".join(f"{n} {r['us']:.1f}{'?' * (n in doubtful)}" for n, r in row["rivals"].items() if "us" in r)
+    missing = [n for n, r in row["rivals"].items() if "us" not in r]
     parts = [
         f"{us:.1f} us",
-        f"x{row['ratio']:.3f} of {row['fastest']} ({rivals})" if "ratio" in row else "no rival",
+        f"x{row['ratio']:.3f} of {row['fastest']} ({rivals})" if "ratio" in row else rivals or "no rival",
+        f"hot x{row['hot_ratio']:.3f}" if "hot_ratio" in row else "",
         f"{row['tflops']:.0f} TFLOP/s",
         f"{row['gbps']:.0f} GB/s",
-        f"{row['bound_us'] / us:.0%} of the {row['bound_by']} bound" if row["bound_us"] else "no bound",
+        f"{row['percent']:.0f}% of the {row['bound_by']} bound" if "percent" in row else "no bound",
         f"host x{row['host_ratio']:.2f}" if "host_ratio" in row else "",
         f"error {row['error']:.2f}",
         row["kernel"],
+        f"without {', '.join(missing)}" if missing else "",
     ]
     return f"{row['case']}: {', '.join(filter(None, parts))}"
-
-
-def _write(into: Path, value: dict[str, Any]) -> None:
-    into.parent.mkdir(parents=True, exist_ok=True)
-    fresh = into.with_suffix(".part")
-    fresh.write_text(json.dumps(value, indent=1) + "\n")
-    fresh.replace(into)

@@ -63,6 +63,14 @@ class Workload:
         """The case's id without its op."""
         return call_id(self.entry, self.row, self.case).partition("/")[2]
 
+    def call(self, max_flops: float) -> Call:
+        """Its call, scaled down until it needs no more flops than that, and no more bytes than fit them."""
+        return scaled(checker_of(self.entry), self.row, self.case, max_flops, max_flops / FLOPS_PER_BYTE)
+
+    def changed(self, call: Call) -> dict[str, Any]:
+        """The sizes of a scaled call that are not the row's own."""
+        return {n: call.env[n] for n, v in self.row.values.items() if call.env.get(n, v) != v}
+
 
 @attrs.frozen
 class Result:
@@ -79,7 +87,7 @@ class Result:
     @property
     def scaled(self) -> dict[str, Any]:
         """The sizes that are not the row's own."""
-        return {n: self.call.env[n] for n, v in self.workload.row.values.items() if self.call.env.get(n, v) != v}
+        return self.workload.changed(self.call)
 
 
 @attrs.frozen
@@ -106,7 +114,7 @@ class Runner:
         entry, checker = workload.entry, checker_of(workload.entry)
         call = row_call(checker, workload.row, workload.case)
         try:
-            call = scaled(checker, workload.row, workload.case, self.max_flops, self.max_bytes)
+            call = workload.call(self.max_flops)
             at_best = bound(call, profile(self.board) if self.board else None)
             inputs = make_inputs(call, self.device, self.seed)
             given = make_inputs(call, self.device, self.seed) if mutated(call) else inputs
