@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import select
 import signal
 import socket
@@ -165,9 +166,9 @@ def _die_with_the_caller(fd: int) -> None:
 def _serve(pipe: Connection, function: Callable[..., Iterable[Any]]) -> None:
     pipe.send(("ready", None))
     while True:
-        arguments = pipe.recv()
+        asked = pipe.recv_bytes()
         try:
-            for answer in function(*arguments):
+            for answer in function(*pickle.loads(asked)):
                 pipe.send(("answer", answer))
             pipe.send(("end", None))
         except Rejected as e:
@@ -181,7 +182,8 @@ def main(fd: str, function: str) -> None:
     os.set_inheritable(int(fd), False)
     threading.Thread(target=_die_with_the_caller, args=(int(fd),), daemon=True).start()
     module, _, name = function.partition(":")
-    _serve(Connection(int(fd)), getattr(importlib.import_module(module), name))
+    pipe = Connection(int(fd))  # held by this frame until an error has been told: the caller takes its end for ours
+    _serve(pipe, getattr(importlib.import_module(module), name))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def run(todo: Sequence[Task], gpus: Sequence[int], failures: Mapping[str, str], 
                     raise
                 except TileOpsError as e:
                     faults[task.bucket.key] = str(e)
-                    counter.skip(task, str(e))
+                    counter.say(task, 0, str(e))
 
     with ThreadPoolExecutor(len(gpus)) as pool:
         running = [pool.submit(work, *pair) for pair in zip(children, gpus, strict=True)]
@@ -113,25 +113,20 @@ def run(todo: Sequence[Task], gpus: Sequence[int], failures: Mapping[str, str], 
 
 
 class _Counter:
-    """Counts what is measured, on all GPUs."""
+    """Counts what is done on all GPUs: of each task it is told how much is left."""
 
     def __init__(self, todo: Sequence[Task], report: Report) -> None:
-        self.report, self.lock, self.start, self.done = report, threading.Lock(), time.monotonic(), 0
+        self.report, self.lock, self.start = report, threading.Lock(), time.monotonic()
         held = {task.bucket.key: (task, results.read(task.bucket)) for task in todo}
         self.due = {key: 0 if task.finished(r) else len(task.due(r)) for key, (task, r) in held.items()}
         self.total = sum(self.due.values())
 
-    def say(self, task: Task, said: str, count: int = 1) -> None:
+    def say(self, task: Task, left: int, said: str) -> None:
         with self.lock:
-            self.done += count
-            self.due[task.bucket.key] -= count
-            self.total = max(self.total, self.done)
-            if self.done:
-                self.report(Progress("measuring", self.done, self.total, time.monotonic() - self.start, said))
-
-    def skip(self, task: Task, said: str) -> None:
-        """Count out all that is left of a task."""
-        self.say(task, f"{task.bucket}: {said}", self.due[task.bucket.key])
+            if left != self.due[task.bucket.key]:
+                self.due[task.bucket.key] = left
+                done = self.total - sum(self.due.values())
+                self.report(Progress("measuring", done, self.total, time.monotonic() - self.start, said))
 
 
 class _Search:
@@ -157,7 +152,7 @@ class _Search:
                 bucket.op, dict(bucket.call), bucket.board, bucket.sources, bucket.versions
             )
             if self.task.finished(self.result):
-                self.counter.skip(self.task, "known already")
+                self.counter.say(self.task, 0, f"{bucket}: known already")
                 return
             self.result.choice = None
             self.pairs = [(choice, self._known(choice)) for choice in self.task.candidates]
@@ -165,7 +160,8 @@ class _Search:
                 for choice, candidate in self.pairs:
                     if not candidate.done(case):
                         self._measure(case, choice, candidate, ROUNDS)
-                        self.counter.say(self.task, f"{case}: {candidate}: {_said(candidate, case)}")
+                        left = len(self.task.due(self.result))
+                        self.counter.say(self.task, left, f"{case}: {candidate}: {_said(candidate, case)}")
             self._choose()
 
     def _known(self, choice: Choice) -> Candidate:
@@ -195,30 +191,41 @@ class _Search:
             candidate.times[case] = Time(us, ratio, rounds)
         except Rejected as e:
             candidate.reason = str(e)
+            self._refer()
         results.write(self.task.bucket, self.result)
+
+    def _refer(self) -> None:
+        """Have all ratios be to the first candidate that is in, now that another may have been it."""
+        for case in self.task.calls:
+            right = [candidate.times for _, candidate in self._right(case)]
+            unit = right[0][case].ratio if right else 1.0
+            for times in right:
+                times[case] = attrs.evolve(times[case], ratio=times[case].ratio / unit)
 
     def _choose(self) -> None:
         """Time the best again, for longer, and keep the fastest of them."""
+        cases = list(self.task.calls)
+        while due := [(c, *p) for p in self._finalists() for c in cases if p[1].times[c].rounds < FINAL_ROUNDS]:
+            for case, choice, candidate in due:
+                if candidate.reason is None:
+                    self._measure(case, choice, candidate, FINAL_ROUNDS)
+        reference, *others = (candidate for _, candidate in self._finalists())
+        best = min((reference, *others), key=lambda c: c.score(cases))
+        if best.score(cases) >= (1 - TIE) * reference.score(cases):
+            best = reference
+        self.result.choice = self.result.candidates.index(best)
+        results.write(self.task.bucket, self.result)
+
+    def _finalists(self) -> list[tuple[Choice, Candidate]]:
+        """The reference, then the best of the others; raises TileOpsError where no candidate is right."""
         cases = list(self.task.calls)
         right = [p for p in self.pairs if p[1].reason is None]
         if not right:
             reasons = [f"  {c}: {c.reason}" for _, c in self.pairs]
             raise TileOpsError("\n".join([f"{self.task.bucket}: no candidate is right", *reasons]))
-        ranked = sorted(right, key=lambda p: p[1].score(cases))
-        near = [p for p in ranked if p[1].score(cases) <= CLOSE * ranked[0][1].score(cases) and p is not right[0]]
-        final = [right[0], *near[:FINALISTS]]
-        for case in cases:
-            for choice, candidate in final:
-                if candidate.reason is None and candidate.times[case].rounds < FINAL_ROUNDS:
-                    self._measure(case, choice, candidate, FINAL_ROUNDS)
-        best = min((c for _, c in final), key=lambda c: c.score(cases))
-        if best.reason is not None:
-            raise TileOpsError(f"{self.task.bucket}: {best} was right at first, then not: {best.reason}")
-        reference = right[0][1]
-        if best.score(cases) >= (1 - TIE) * reference.score(cases):
-            best = reference
-        self.result.choice = self.result.candidates.index(best)
-        results.write(self.task.bucket, self.result)
+        ranked = sorted(right[1:], key=lambda p: p[1].score(cases))
+        limit = CLOSE * min(c.score(cases) for _, c in right)
+        return [right[0], *(p for p in ranked[:FINALISTS] if p[1].score(cases) <= limit)]
 
 
 def _said(candidate: Candidate, case: str) -> str:
