@@ -315,15 +315,6 @@ def test_what_is_no_fault_of_a_candidate_is_not_held_against_it(op_class, monkey
     assert [c.reason for c in result.candidates if c.config["fault"]] == [None]
 
 
-def test_early_stop_takes_one_round():
-    measure = pytest.importorskip("tileops.core.tune.measure")
-    clock = iter([(14.0, 10.0), (9.0, 10.0)])
-    with pytest.raises(search.Rejected, match=r"14.0 us, 1.40 x the reference's: far behind the best"):
-        measure.in_turn(clock, 3, slowest=1.3)
-    assert next(clock) == (9.0, 10.0)
-    assert measure.in_turn(iter([(12.0, 10.0), (14.0, 10.0)]), 2, slowest=1.3) == [(12.0, 10.0), (14.0, 10.0)]
-
-
 def test_a_choice_for_several_calls_is_best_in_the_mean():
     def candidate(name, *ratios):
         return Candidate(name, {}, {f"case {i}": Time(1, r, 3) for i, r in enumerate(ratios)})

@@ -182,7 +182,7 @@ def main(fd: str, function: str) -> None:
     os.set_inheritable(int(fd), False)
     threading.Thread(target=_die_with_the_caller, args=(int(fd),), daemon=True).start()
     module, _, name = function.partition(":")
-    pipe = Connection(int(fd))  # held by this frame until an error has been told: the caller takes its end for ours
+    pipe = Connection(int(fd))  # in this frame, so that it isn't closed before an error has been told
     _serve(pipe, getattr(importlib.import_module(module), name))
 
 

@@ -43,22 +43,21 @@ def measure(trial: Trial, reference: Trial | None, rounds: int, slowest: float |
     run, and after one round where it is more than ``slowest`` times as slow as the reference.
     """
     global _held
-    wanted = [trial] if reference is None else [reference, trial]
     if _held.call != trial.call or _held.index != trial.index:
         _held = Held()  # its memory first
         _held = Held(trial)
-    _held.bursts = {t.name: b for t in wanted if (b := _held.bursts.get(t.name)) is not None}
-    try:
-        if reference is not None and reference.name not in _held.bursts:
-            _held.bursts[reference.name] = _prepared(reference, _held)
-    except Rejected as e:
-        raise TileOpsError(f"{reference and reference.name}, which was right before: {e}") from None
-    if trial.name not in _held.bursts:
-        _held.bursts[trial.name] = _prepared(trial, _held)
-    bursts = {t.name: _held.bursts[t.name] for t in wanted}
-    first = wanted[0].name
+    beside = reference or trial
+    _held.bursts = {n: burst for n, burst in _held.bursts.items() if n in (trial.name, beside.name)}
+    if reference is not None:
+        try:
+            _held.prepare(reference)
+        except Rejected as e:
+            raise TileOpsError(f"{reference.name}, which was right before: {e}") from None
+    _held.prepare(trial)
     with _in_doubt():
-        yield in_turn(((took[trial.name], took[first]) for took in turns(bursts)), rounds, slowest)
+        pairs = ((took[trial.name], took[beside.name]) for took in turns(_held.bursts))
+        taken = in_turn(pairs, rounds, slowest)
+    yield taken
 
 
 def in_turn(pairs: Iterable[tuple[float, float]], rounds: int, slowest: float | None) -> list[tuple[float, float]]:
@@ -86,6 +85,11 @@ class Held:
             self.inputs = make_inputs(call, self.device)
             self.truth = oracle(call, self.inputs), yardstick(call, self.inputs)
             self.absolute = absolute(call, self.inputs) if call.entry.accuracy else None
+
+    def prepare(self, trial: Trial) -> None:
+        """Have a burst of a trial."""
+        if trial.name not in self.bursts:
+            self.bursts[trial.name] = _prepared(trial, self)
 
 
 _held = Held()
