@@ -297,6 +297,15 @@ def test_a_reference_that_falls_leaves_its_place_to_the_next(op_class, monkeypat
     assert result.chosen.config["us"] == 8
 
 
+def test_ratios_are_to_the_first_that_is_in_even_if_that_came_later(op_class, monkeypatch, kernels):
+    """As where a larger limit lets in a candidate that ranks before those of another kernel."""
+    space(monkeypatch, kernels, (10.0, "is wrong"), (8.0,))
+    space(monkeypatch, kernels, (9.0,), (9.9,), kernel="Slow")
+    tuned(*tasks(cuda, [call_of(op_class)], H200, "h200", limit=1))
+    ratios = {c.config["us"]: t.ratio for c in tuned(task_of(op_class)).candidates for t in c.times.values()}
+    assert ratios == {8: 1, 9: pytest.approx(9 / 8), 9.9: pytest.approx(9.9 / 8)}
+
+
 def test_where_nothing_is_right_nothing_is_kept(op_class, monkeypatch, kernels):
     for kernel in ("Fast", "Slow"):
         space(monkeypatch, kernels, (10.0, "is wrong"), kernel=kernel)
@@ -360,6 +369,13 @@ def test_a_damaged_entry_is_made_again(op_class, damage):
     results.forget()
     assert results.choice(task.bucket) is None
     assert tuned(task).chosen.config["us"] == 8
+
+
+def test_a_cache_that_can_not_be_written_is_told(op_class, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    (fault,) = search.run([task_of(op_class)], [0], {}, lambda progress: None).values()
+    assert fault.startswith("tuned choices can't be kept in ")
+    assert fault.endswith("; set TILEOPS_CACHE_DIR")
 
 
 def _tune(task) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from tileops.core.errors import TileOpsError
 from tileops.core.program import cache_dir
 from tileops.core.tune.bucket import Bucket, text_of
 
@@ -113,17 +114,12 @@ def read(bucket: Bucket) -> Result | None:
 
 
 def write(bucket: Bucket, result: Result) -> None:
-    """Keep what is known about a bucket."""
-    folder = home()
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(dir=folder, prefix=".new-")
-    try:
+    """Keep what is known about a bucket; raises TileOpsError where nothing can be kept."""
+    with _writing() as folder:
+        handle, fresh = tempfile.mkstemp(dir=folder, prefix=".new-")
         with os.fdopen(handle, "w") as f:
             json.dump(attrs.asdict(result), f, indent=1)
         os.replace(fresh, folder / f"{bucket.key}.json")
-    except BaseException:
-        os.unlink(fresh)
-        raise
     _choices.pop(bucket.key, None)
 
 
@@ -132,17 +128,27 @@ def locked(bucket: Bucket, waiting: Callable[[], None]) -> Iterator[None]:
     """Have a bucket to oneself, among all processes; ``waiting`` is called now and then until one has."""
     import filelock
 
-    home().mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(home() / f"{bucket.key}.lock")
-    while True:
-        with contextlib.suppress(filelock.Timeout):
-            lock.acquire(timeout=0.5)
-            break
-        waiting()
+    with _writing() as folder:
+        lock = filelock.FileLock(folder / f"{bucket.key}.lock")
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=0.5)
+            except filelock.Timeout:  # an OSError, too
+                waiting()
     try:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[Path]:
+    folder = home()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except OSError as e:
+        raise TileOpsError(f"tuned choices can't be kept in {folder}: {e}; set TILEOPS_CACHE_DIR") from None
 
 
 _choices: dict[str, Candidate | None] = {}

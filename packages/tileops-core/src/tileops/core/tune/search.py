@@ -191,12 +191,12 @@ class _Search:
             candidate.times[case] = Time(us, ratio, rounds)
         except Rejected as e:
             candidate.reason = str(e)
-            self._refer()
+        self._refer()
         results.write(self.task.bucket, self.result)
 
     def _refer(self) -> None:
-        """Have all ratios be to the first candidate that is in, now that another may have been it."""
-        for case in self.task.calls:
+        """Have all ratios be to the first candidate that is in: another than before where that one fell."""
+        for case in {case for _, candidate in self.pairs for case in candidate.times}:
             right = [candidate.times for _, candidate in self._right(case)]
             unit = right[0][case].ratio if right else 1.0
             for times in right:
