@@ -90,8 +90,11 @@ def run(todo: Sequence[Task], gpus: Sequence[int], failures: Mapping[str, str], 
 
     def work(child: Child, index: int) -> None:
         with child:
-            while queue:
-                task = queue.popleft()
+            while True:
+                try:
+                    task = queue.popleft()
+                except IndexError:
+                    return
                 try:
                     _Search(task, child, index, failures, counter).run()
                 except BackendError:
