@@ -133,6 +133,9 @@ class Recorder:
     def __init__(self) -> None:
         self.launched: list[tuple[torch.Tensor, ...]] = []
 
+    def name(self, index):
+        return "a recorder"
+
     def device(self, index):
         return H200
 

@@ -81,6 +81,22 @@ def test_a_warm_op_can_be_captured_at_once() -> None:
     assert close(op, x, y)
 
 
+@pytest.mark.nightly
+def test_a_call_is_tuned_on_request_and_stays_right() -> None:
+    op, x = fresh(), normal(3, N)
+    assert close(op, x, op(x))
+    op.request_tune()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        z = x + 1
+        with pytest.raises(CaptureError, match="is to be tuned"):
+            op(x)
+    graph.replay()
+    assert torch.equal(z, x + 1)
+    assert close(op, x, op(x))
+    assert op.explain(x).source == "result cache"
+
+
 def replace(place: Path, content: bytes) -> None:
     """By a new file: the old one is mapped into this process."""
     (place / "new").write_bytes(content)
@@ -104,7 +120,7 @@ def test_a_spoilt_program_is_made_again(home: Path, how: str) -> None:
     SPOILT[how](place)
     for _ in range(2):  # the second time it is whole
         program._programs.clear()
-        op.request_tune()
+        op._state.forget()
         assert torch.equal(op(x), y)
         assert program.compilations == compiled + 1
 

@@ -15,7 +15,11 @@ from tileops.core.roofline import Bound, board_of, bound, profile
 
 @attrs.frozen
 class Explanation:
-    """``kernel`` is None where none serves the call; ``refusals`` has the reason of each kernel that was asked."""
+    """``kernel`` is None where none serves the call; ``refusals`` has the reason of each kernel that was asked.
+
+    ``source`` says where the config comes from: the result cache, a shipped table or the kernel's default; ``ignored``
+    has the tuned choices that are no longer legal, each with why.
+    """
 
     call: Call
     kernel: str | None
@@ -23,10 +27,14 @@ class Explanation:
     refusals: Mapping[str, str]
     copies: tuple[str, ...]
     bound: Bound
+    source: str | None = None
+    ignored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.call} on {self.call.device}"]
-        lines.append(f"  kernel: {self.kernel or 'none'}" + (f", {self.config}" if self.config is not None else ""))
+        chosen = "" if self.config is None else f", {self.config} ({self.source})"
+        lines.append(f"  kernel: {self.kernel or 'none'}{chosen}")
+        lines += [f"  ignored: {tuned}" for tuned in self.ignored]
         lines += [f"  refused by {name}: {reason}" for name, reason in self.refusals.items()]
         if self.copies:
             lines.append(f"  copied first: {', '.join(self.copies)}")
@@ -41,10 +49,12 @@ def explain(call: Call, misaligned: Sequence[str] = ()) -> Explanation:
     backend = gpu_backend(kind)
     if backend is None or backend.available():
         return Explanation(call, "reference", None, {}, (), bound(call, None))
-    board = board_of(backend.name(int(index or 0)))
+    at = int(index or 0)
+    board = board_of(backend.name(at))
     limit = bound(call, profile(board) if board else None)
     try:
-        choice = gpu.choose(gpu.bucketed(call), backend.device(int(index or 0)), misaligned)
+        choice = gpu.choose(gpu.bucketed(call), backend.device(at), misaligned, gpu.board_at(backend, at))
     except NoKernelError as e:
         return Explanation(call, None, None, e.refusals, (), limit)
-    return Explanation(call, type(choice.kernel).__name__, choice.config, choice.refusals, choice.copies, limit)
+    name = type(choice.kernel).__name__
+    return Explanation(call, name, choice.config, choice.refusals, choice.copies, limit, choice.source, choice.ignored)

@@ -19,6 +19,7 @@ from tileops.core.spec.expr import FUNCTIONS, Expr, emit, names
 from tileops.core.spec.steps import Require, Solution
 
 ALIGNMENT = 16
+LARGEST = 2**31 - 1  # a size travels as int32
 MISS = object()  # what a launch gives for a call that is not of its kind
 
 Empty = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]

@@ -124,7 +124,12 @@ class Op:
                 op(*make_inputs(call, device).values())
 
     def request_tune(self) -> None:
-        """Have the calls that follow, of this op and of all equal ones, choose their kernels anew."""
+        """Have the calls that follow, of this op and of all equal ones, tuned where they have no tuned choice yet.
+
+        The first call of each bucket then blocks for as long as its candidates take to compile and to be measured. On
+        a CPU nothing happens.
+        """
+        self._state.tune = True
         self._state.forget()
 
     def roofline(self, call: Call) -> Work:

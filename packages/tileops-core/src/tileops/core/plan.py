@@ -79,6 +79,7 @@ class State:
         self.guards: tuple[tuple[Guard, Callable[..., Any]], ...] = ()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.kinds: dict[Any, Plan] = {}
+        self.tune = False
         self.local = Local(self.settle)
         self.lock = threading.Lock()
         self.gradient = autograd.gradient_of(self)
@@ -105,7 +106,7 @@ class State:
         key = tuple(None if t is None else _tensor_key(t) for t in inputs)
         plan = self.plans.get(key)
         if plan is None:
-            plan = backend.plan(self.bind(inputs), self.misaligned(inputs), self.kinds, self.local)
+            plan = backend.plan(self.bind(inputs), self.misaligned(inputs), self.kinds, self.local, self.tune)
             if os.environ.get("TILEOPS_DEBUG") == "1":
                 plan = attrs.evolve(plan, launch=self._debugged(plan.launch))
         with self.lock:

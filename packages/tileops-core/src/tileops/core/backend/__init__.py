@@ -29,11 +29,12 @@ def gpu_backend(device_type: str) -> Gpu | None:
     return found if device_type != cpu.device_type else None
 
 
-def plan(call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any) -> Plan:
+def plan(call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any, tune: bool = False) -> Plan:
     """What runs a checked call on its device; raises BackendError, NoKernelError, CompileError or CaptureError.
 
     ``misaligned`` names the inputs whose address is no multiple of 16; ``kinds`` are the plans that a GPU backend keeps
-    for an op value; a launch leaves its plan and moving sizes in ``last.run``.
+    for an op value; a launch leaves its plan and moving sizes in ``last.run``; ``tune`` has a GPU backend tune new
+    buckets.
     """
     kind = call.device.partition(":")[0]
     if kind == cpu.device_type:
@@ -45,7 +46,7 @@ def plan(call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: An
     if reason:
         raise BackendError(f"{call.entry.name}: {reason}")
     try:
-        return gpu.plan(backend, call, misaligned, kinds, last)
+        return gpu.plan(backend, call, misaligned, kinds, last, tune)
     except NoKernelError as e:
         if os.environ.get("TILEOPS_FALLBACK") != "reference":
             raise

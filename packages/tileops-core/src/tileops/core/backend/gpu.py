@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -12,16 +14,19 @@ import attrs
 from tileops.core import program, torch_ops
 from tileops.core.backend import cpu
 from tileops.core.check import Call, TensorMeta, contiguous_strides
+from tileops.core.choice import Choice
 from tileops.core.errors import BackendError, CaptureError, CompileError, NoKernelError
 from tileops.core.kernel import Device, Kernel, Static, static_of
-from tileops.core.launch import ALIGNMENT, Bounds, Interval, compile_launch
+from tileops.core.launch import ALIGNMENT, LARGEST, Bounds, Empty, Interval, compile_launch
+from tileops.core.roofline import board_of
 from tileops.core.spec import Entry
 from tileops.core.spec.dtypes import itemsize
+from tileops.core.tune.bucket import Bucket, plain
+from tileops.core.tune.known import known
 
 if TYPE_CHECKING:
     from tileops.core.plan import Plan
 
-LARGEST = 2**31 - 1  # a size travels as int32
 MAX_KINDS = 1024
 
 
@@ -46,21 +51,13 @@ class Gpu(Protocol):
     def fence(self, index: int) -> tuple[Any, Any]: ...
 
 
-@attrs.frozen
-class Choice:
-    """The kernel that serves a call, its config, who refused and why, and the inputs that are copied for it."""
-
-    kernel: Kernel
-    config: Any
-    refusals: dict[str, str]
-    copies: tuple[str, ...]
-
-
-def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any) -> Plan:
+def plan(
+    gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any, tune: bool = False
+) -> Plan:
     """A plan for a checked call; raises NoKernelError, CompileError, or CaptureError inside a graph capture.
 
     ``kinds`` holds the plans of one op value by what is static of a call and its bucket, so that a new length that
-    needs nothing new costs little.
+    needs nothing new costs little. With ``tune``, or TILEOPS_TUNE=1, a bucket that has no tuned choice gets one first.
     """
     if is_empty(call):
         return cpu.plan(call, last)
@@ -71,26 +68,39 @@ def plan(gpu: Gpu, call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan]
     if found is None:
         if len(kinds) >= MAX_KINDS:
             kinds.clear()
-        found = kinds[kind] = _plan(gpu, call, static, bounds, misaligned, last)
+        found = kinds[kind] = _plan(gpu, call, static, bounds, misaligned, last, tune)
     return found
 
 
-def _plan(gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequence[str], last: Any) -> Plan:
-    from tileops.core.plan import Plan
-
+def _plan(
+    gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequence[str], last: Any, tune: bool
+) -> Plan:
     index = int(call.device.partition(":")[2] or 0)
-    device = gpu.device(index)
+    device, board = gpu.device(index), board_at(gpu, index)
     kind = largest(call, static, bounds)
-    choice = choose(kind, device, misaligned)
-    recipe = recipe_of(choice, call, device, gpu.target(device))
-    static = recipe.static
+    if tune or os.environ.get("TILEOPS_TUNE") == "1":
+        from tileops.core.tune.live import tune_call
+
+        tune_call(gpu, call, misaligned, index, board)
+    choice = choose(kind, device, misaligned, board)
     if gpu.capturing():
-        held = program.loaded(recipe.key)
+        held = program.loaded(recipe_of(choice, call, device, gpu.target(device)).key)
         if held is None or index not in held.ready:
             raise CaptureError(
                 f"{call.entry.name}: this call's program has not run on {call.device} yet, and a graph capture can't "
                 "load it; call it once, or op.warmup(...), before capturing"
             )
+    return planned(gpu, call, kind, bounds, choice, index, gpu.empty(index), last)
+
+
+def planned(
+    gpu: Gpu, call: Call, kind: Call, bounds: Bounds, choice: Choice, index: int, empty: Empty, last: Any
+) -> Plan:
+    """The plan that runs a call by a choice, its program loaded; ``kind`` is the largest call of its bucket."""
+    from tileops.core.plan import Plan
+
+    device = gpu.device(index)
+    recipe = recipe_of(choice, call, device, gpu.target(device))
     try:
         loaded = program.load(recipe)
     except CompileError as e:
@@ -100,7 +110,7 @@ def _plan(gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequ
     wrong_device, fence = gpu.fence(index)
     checker = torch_ops.checker_of(call.entry)
     solution, _ = checker.variant(call.params, [m is not None for m in call.inputs.values()])
-    scratch = choice.kernel.workspace(kind, choice.config)
+    static, scratch = recipe.static, choice.kernel.workspace(kind, choice.config)
 
     def bind(call: Call, static: Static, bounds: Bounds) -> Plan:
         launch, moving = compile_launch(
@@ -110,7 +120,7 @@ def _plan(gpu: Gpu, call: Call, static: Static, bounds: Bounds, misaligned: Sequ
             loaded.main,
             scratch,
             bounds,
-            gpu.empty(index),
+            empty,
             last,
             partial(_refused, choice, call),
             choice.copies,
@@ -141,11 +151,13 @@ def recipe_of(choice: Choice, call: Call, device: Device, target: program.Target
     return program.Recipe(choice.kernel, static, choice.config, device, target)
 
 
-def recipe(gpu: Gpu, call: Call, device: Device, misaligned: Sequence[str] = ()) -> program.Recipe | None:
+def recipe(
+    gpu: Gpu, call: Call, device: Device, misaligned: Sequence[str] = (), board: str | None = None
+) -> program.Recipe | None:
     """The same for the choice that ``plan`` would make; None where there is nothing to launch."""
     if is_empty(call):
         return None
-    return recipe_of(choose(bucketed(call), device, misaligned), call, device, gpu.target(device))
+    return recipe_of(choose(bucketed(call), device, misaligned, board), call, device, gpu.target(device))
 
 
 def is_empty(call: Call) -> bool:
@@ -178,22 +190,68 @@ def kernels(entry: Entry) -> list[Kernel]:
     return found
 
 
-def choose(call: Call, device: Device, misaligned: Sequence[str] = ()) -> Choice:
-    """The first kernel that takes a call as it is, else the first that takes it with its inputs copied to be packed."""
+def board_at(gpu: Gpu, index: int) -> str:
+    """The board of a device, by which tuned choices are kept; one without a profile goes by its own name."""
+    return _board(gpu.name(index))
+
+
+@cache
+def _board(name: str) -> str:
+    return board_of(name) or re.sub(r"\W+", "-", name.casefold()).strip("-")
+
+
+def choose(call: Call, device: Device, misaligned: Sequence[str] = (), board: str | None = None) -> Choice:
+    """The tuned choice for the largest call of a bucket, if its board has a legal one, else the first candidate."""
     refusals: dict[str, str] = {}
+    default = next(candidates(call, device, misaligned, refusals), None)
+    if default is None:
+        raise NoKernelError(call.entry.name, str(call), refusals)
+    return default if board is None else _tuned(default, packed(call, default.copies), device, board)
+
+
+def candidates(
+    call: Call, device: Device, misaligned: Sequence[str] = (), refusals: dict[str, str] | None = None
+) -> Iterator[Choice]:
+    """Each kernel that takes a call with each of its configs, the default first; ``refusals`` collects the others.
+
+    Where no kernel takes the call as it is, those are asked that take it with its inputs copied to be packed.
+    """
+    refusals = {} if refusals is None else refusals
     unpacked = [n for n, m in call.inputs.items() if m is not None and m.strides != contiguous_strides(m.shape)]
     for copies in dict.fromkeys((tuple(misaligned), tuple(dict.fromkeys((*misaligned, *unpacked))))):
-        kind = packed(call, copies)
+        kind, served = packed(call, copies), False
         for kernel in kernels(call.entry):
-            name = type(kernel).__name__
             reason = _refusal(kernel, kind, device)
             if reason is None:
-                config = next(iter(kernel.configs(kind, device)), None)
-                if config is not None:
-                    return Choice(kernel, config, refusals, copies)
                 reason = f"no config of it is legal on {device.arch}"
-            refusals.setdefault(name, reason)
-    raise NoKernelError(call.entry.name, str(call), refusals)
+                for config in kernel.configs(kind, device):
+                    reason, served = None, True
+                    yield Choice(kernel, config, refusals, copies)
+            if reason is not None:
+                refusals.setdefault(type(kernel).__name__, reason)
+        if served:
+            return
+
+
+def bucket_of(kind: Call, kernel: Kernel, device: Device, board: str) -> Bucket:
+    """What tuned choices for a bucket are found by; ``kind`` is its largest call, packed as its kernels get it."""
+    static = static_of(torch_ops.checker_of(kind.entry), kind)
+    return Bucket.of(kind.entry, static, intervals(kind, static), kernel, device, board)
+
+
+def _tuned(default: Choice, kind: Call, device: Device, board: str) -> Choice:
+    """The first of the tuned choices that is legal, else the default."""
+    ignored: list[str] = []
+    for tuned in known(torch_ops.class_of(kind.entry), bucket_of(kind, default.kernel, device, board)):
+        kernel = next((k for k in kernels(kind.entry) if type(k).__name__ == tuned.kernel), None)
+        reason = "there is no such kernel" if kernel is None else _refusal(kernel, kind, device)
+        if kernel is not None and reason is None:
+            config = next((c for c in kernel.configs(kind, device) if plain(c) == tuned.config), None)
+            if config is not None:
+                return attrs.evolve(default, kernel=kernel, config=config, source=tuned.source, ignored=tuple(ignored))
+            reason = "it has no such config"
+        ignored.append(f"{tuned.kernel} with {tuned.config}, from the {tuned.source}: {reason}")
+    return attrs.evolve(default, ignored=tuple(ignored))
 
 
 def _refusal(kernel: Kernel, call: Call, device: Device) -> str | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 import attrs
 
@@ -80,29 +81,44 @@ def quick(protocol: Protocol) -> Protocol:
     return attrs.evolve(protocol, least=3, most=3)
 
 
-def alternate(
+def turns(
     bursts: Mapping[str, Burst],
     protocol: Protocol,
     clock: Clock = REAL,
     sample: Callable[[str], None] = lambda name: None,
-) -> dict[str, list[Lap]]:
-    """The laps of each rival; ``sample(name)`` is called while a burst of that rival runs."""
+) -> Iterator[dict[str, Lap]]:
+    """Round by round, without end, a lap of each rival; ``sample(name)`` is called while a burst of that rival runs."""
     until = clock.now() + protocol.load
     while True:
         for burst in bursts.values():
             burst(lambda: None)
         if clock.now() >= until:
             break
-    laps: dict[str, list[Lap]] = {name: [] for name in bursts}
     order = list(bursts)
-    for turn in range(protocol.most):
-        for name in order if turn % 2 == 0 else order[::-1]:
+    while True:
+        laps = {}
+        for name in order:
             if protocol.pause:
                 clock.sleep(protocol.pause)
-            laps[name].append(bursts[name](partial(sample, name)))
-        if turn + 1 >= protocol.least and all(settled([lap.us for lap in seen]) for seen in laps.values()):
+            laps[name] = bursts[name](partial(sample, name))
+        yield laps
+        order.reverse()
+
+
+def alternate(
+    bursts: Mapping[str, Burst],
+    protocol: Protocol,
+    clock: Clock = REAL,
+    sample: Callable[[str], None] = lambda name: None,
+) -> dict[str, list[Lap]]:
+    """The laps of each rival in as many rounds as the protocol asks for."""
+    seen: dict[str, list[Lap]] = {name: [] for name in bursts}
+    for turn, laps in enumerate(islice(turns(bursts, protocol, clock, sample), protocol.most), 1):
+        for name, lap in laps.items():
+            seen[name].append(lap)
+        if turn >= protocol.least and all(settled([lap.us for lap in of]) for of in seen.values()):
             break
-    return laps
+    return seen
 
 
 def settled(microseconds: Sequence[float]) -> bool:

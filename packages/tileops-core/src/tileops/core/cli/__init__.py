@@ -26,6 +26,7 @@ COMMANDS = {
     "demo": ("demo", "Run every installed operator, scaled to what a CPU can do."),
     "check": ("check", "Check specs: language, references, classes, tests, rows and rooflines."),
     "cache": ("cache", "Show, build or clear the compiled programs."),
+    "tune": ("tune", "Choose kernels and configs for rows on this machine's GPUs."),
     "bench": ("bench", "Measure rows against their rivals."),
     "calibrate": ("calibrate", "Measure what this board reaches, for its profile."),
     "report": ("report", "Turn result documents into a page, or compare two."),

@@ -35,20 +35,20 @@ def clear() -> None:
 @click.option("--board", type=click.Choice(["h200"]), help="For this board, which need not be here; else for this GPU.")
 @click.option("--workers", type=click.IntRange(1), help="Processes; one for each CPU core if not given.")
 def build_command(names: tuple[str, ...], board: str | None, workers: int | None) -> None:
-    """Compile the programs of all rows and test cases, with their default configs.
+    """Compile the programs of all rows and test cases, as calls on the board choose them.
 
     The folder may then be copied to where they run. What is there already stays; Ctrl-C keeps what is finished.
     """
-    from tileops.core.backend import cuda
+    from tileops.core.backend import cuda, gpu
     from tileops.core.errors import BackendError
     from tileops.core.kernel import H200
     from tileops.core.testing.programs import recipes
 
     if board is None and (reason := cuda.available()):
         raise BackendError(f"{reason}, or name a --board")
-    device = H200 if board else cuda.device(0)
+    device, board = (H200, board) if board else (cuda.device(0), gpu.board_at(cuda, 0))
     entries = [e for e in output.installed().values() if not names or e.family in names]
-    wanted = [recipe for entry in entries for recipe in recipes(entry, cuda, device).values()]
+    wanted = [recipe for entry in entries for recipe in recipes(entry, cuda, device, board).values()]
     failed = 0
     console = output.console()
     try:
