@@ -181,8 +181,8 @@ from tileops.core.backend import cuda
 from tileops.core.bench import run
 from tileops.core.cli.rows import workloads
 from tileops.core.families import entries
-cuda.device = lambda index: "H200"
-run.gpu.recipe = lambda backend, call, device: (torch_ops.class_of(call.entry).__name__, device)
+cuda.device, cuda.name = lambda index: "H200", lambda index: "NVIDIA H200"
+run.gpu.recipe = lambda backend, call, device, board: (torch_ops.class_of(call.entry).__name__, device)
 print({made for made in run.recipes((w.call(1e6) for w in workloads(entries().values())), torch.device("cuda"))})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -56,7 +56,8 @@ def recipes(calls: Iterable[Call], device: torch.device) -> list[program.Recipe]
         assert backend is not None
         op_class(call.entry)  # a family that nobody has imported yet has no kernels
         with suppress(NoKernelError):
-            recipe = gpu.recipe(backend, call, backend.device(device.index or 0))
+            index = device.index or 0
+            recipe = gpu.recipe(backend, call, backend.device(index), board=gpu.board_at(backend, index))
             found += [recipe] if recipe else []
     return found
 

@@ -17,13 +17,16 @@ from tileops.core.testing.cases import edge_cases, workload_cases
 from tileops.core.testing.integration import torch_cases
 
 
-def recipes(entry: Entry, backend: Gpu, device: Device) -> dict[str, Recipe]:
-    """By key what the programs are made from that an entry's rows, edges and checks with torch need on a device."""
+def recipes(entry: Entry, backend: Gpu, device: Device, board: str | None = None) -> dict[str, Recipe]:
+    """By key what the programs are made from that an entry's rows, edges and checks with torch need on a device.
+
+    With the choices that are tuned for a ``board``, if it is named.
+    """
     op_class(entry)
     found = {}
     for call, misaligned in _calls(entry, backend.device_type):
         with suppress(NoKernelError):  # its test says so
-            recipe = gpu.recipe(backend, call, device, misaligned)
+            recipe = gpu.recipe(backend, call, device, misaligned, board)
             if recipe is not None:
                 found[recipe.key] = recipe
     return found
