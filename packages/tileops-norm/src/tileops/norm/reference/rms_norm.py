@@ -1,33 +1,13 @@
-"""What the normalization operators mean, in plain PyTorch.
-
-Each function is both the oracle and the cpu backend. Given a float64 ``x`` it computes and returns float64; given any
-other it computes in float32 and rounds each output to its dtype once.
-"""
+"""RMSNorm and its backward."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from tileops.norm.reference.common import mean, wide_of
 
 DEFAULT_EPS = 2.0**-23  # float32's epsilon, for every dtype
-_CHUNK = 4096
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """The dtype of the arithmetic."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _mean(x: Tensor) -> Tensor:
-    """Mean over the last axis, kept as an axis of size 1, summed in an order that depends on its length only.
-
-    In chunks, because torch spreads the sum of one long row over its threads, but not that of the same row in a batch.
-    """
-    n = x.shape[-1]
-    chunk = min(n, _CHUNK)
-    chunks = F.pad(x.contiguous(), (0, -n % chunk)).unflatten(-1, (-1, chunk))
-    return chunks.sum(-1).sum(-1, keepdim=True) / n
 
 
 def rms_norm(
@@ -45,9 +25,9 @@ def rms_norm(
     ``x`` is ``[*B, *normalized_shape]`` of any strides, ``weight`` ``[*normalized_shape]`` of ``T`` or float32.
     Returns ``y``, shaped as ``x``, of dtype ``T``, and, with ``return_rstd``, ``rstd``, ``[*B]`` float32.
     """
-    wide = _wide(x)
+    wide = wide_of(x)
     rows = x.to(wide).flatten(-len(normalized_shape))
-    rstd = (_mean(rows.square()) + (DEFAULT_EPS if eps is None else eps)).rsqrt()
+    rstd = (mean(rows.square()) + (DEFAULT_EPS if eps is None else eps)).rsqrt()
     y = rows * rstd
     if weight is not None:
         y = y * (weight.to(wide).flatten() + weight_offset)
@@ -71,14 +51,14 @@ def rms_norm_bwd(
     ``dweight`` is the sum of ``dy * xhat`` over all rows. ``dy`` and ``x`` are ``[*B, *normalized_shape]`` of any
     strides, ``rstd`` ``[*B]``. Returns ``dx``, shaped as ``x``, of dtype ``T``, and, with a weight, its ``dweight``.
     """
-    wide = _wide(x)
+    wide = wide_of(x)
     axes = len(normalized_shape)
     r = rstd.to(wide).unsqueeze(-1)
     xhat = x.to(wide).flatten(-axes).contiguous() * r
     g = d = dy.to(wide).flatten(-axes).contiguous()
     if weight is not None:
         g = d * (weight.to(wide).flatten() + weight_offset)
-    dx = ((g - xhat * _mean(g * xhat)) * r).reshape(x.shape).contiguous()
+    dx = ((g - xhat * mean(g * xhat)) * r).reshape(x.shape).contiguous()
     dx = dx if wide == torch.float64 else dx.to(T)
     if weight is None:
         return dx, None

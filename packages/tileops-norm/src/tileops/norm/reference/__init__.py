@@ -1,0 +1,9 @@
+"""What the normalization operators mean, in plain PyTorch.
+
+Each function is both the oracle and the cpu backend. Given a float64 ``x`` it computes and returns float64; given any
+other it computes in float32 and rounds each output to its dtype once.
+"""
+
+from tileops.norm.reference.rms_norm import rms_norm, rms_norm_bwd
+
+__all__ = ["rms_norm", "rms_norm_bwd"]
