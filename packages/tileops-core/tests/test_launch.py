@@ -64,6 +64,17 @@ ScalarFwdOp:
     inputs: {x: {dtype: float32, shape: "[M]"}, scale: {dtype: float32, shape: "[]"}}
     outputs: {z: {dtype: float32, shape: "[]"}}
     symbolic: [M]
+
+StirFwdOp:
+  family: test
+  summary: A tensor that is written to, and one laid out as it is.
+  status: spec-only
+  reference: attend_reference:reference
+  signature:
+    forall: {M: Dim, N: Dim}
+    inputs: {x: {dtype: float32, shape: "[M, N]", mutated: true}}
+    outputs: {y: {dtype: float32, shape: "[M, N]", layout: like(x)}}
+    symbolic: [M]
 """
 
 
@@ -237,6 +248,41 @@ def test_a_tensor_without_axes_travels_as_one_of_one_element(op_class, recorder)
     assert z.shape == ()
     assert [tuple(t.shape) for t in recorder.launched[0]] == [(3,), (1,), (1,)]
     assert [t.data_ptr() for t in recorder.launched[0][1:]] == [scale.data_ptr(), z.data_ptr()]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda x: x,
+        lambda x: x.t().contiguous().t(),
+        lambda x: torch.stack([x, x], -1)[..., 0],
+        lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    ],
+    ids=["packed", "transposed", "every-other", "misaligned"],
+)
+def test_a_copy_of_what_is_written_to_is_written_back(op_class, recorder, place):
+    """And an output is laid out as the input was, not as its copy."""
+
+    class Stir(Whatever):
+        def refuse(self, call, device):
+            return None if call.inputs["x"].strides == (call["N"], 1) else "x is not packed"
+
+    def main(x, y):
+        assert x.is_contiguous()
+        y.copy_(x + 1)
+        x.mul_(2)
+
+    sys.modules["attend_family.kernels.attend"].Stir = Stir
+    recorder.main = main
+    op = make_op("StirFwdOp", op_class.spec, __module__="attend_family.ops.attend", kernels=("attend:Stir",))()
+    for M in (5, 9):
+        values = torch.randn(M, 4)
+        x = place(values.clone())
+        plan, _ = plan_of(recorder, op, (x,), op._state.misaligned((x,)))
+        y = plan.launch(x)
+        assert torch.equal(x, 2 * values)
+        assert torch.equal(y, values + 1)
+        assert y.stride() == torch.empty_like(x).stride()
 
 
 @pytest.mark.parametrize(

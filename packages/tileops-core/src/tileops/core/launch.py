@@ -8,6 +8,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -62,6 +63,8 @@ def compile_launch(
     last: Any,
     refused: Callable[[Exception], Exception],
     copies: Sequence[str] = (),
+    mutated: Sequence[str] = (),
+    asked: Mapping[str, Form] = MappingProxyType({}),
     wrong_device: Callable[[], bool] | None = None,
     fence: Callable[[], Any] | None = None,
 ) -> tuple[Callable[..., Any], tuple[str, ...]]:
@@ -69,9 +72,10 @@ def compile_launch(
 
     ``inputs`` are all of the entry's, absent ones too. ``last.run`` is set to the launch's global ``plan``, which is
     the caller's to fill in, and the moving sizes behind it; where they are those of the call before, ``last.settle`` is
-    told. ``refused`` makes the error of a launch that the driver refuses. ``copies`` are made packed and aligned first.
-    ``wrong_device`` says whether the tensors' device is not the current one; ``fence()`` is then a context that makes
-    it so.
+    told. ``refused`` makes the error of a launch that the driver refuses. ``copies`` are made packed and aligned first,
+    and written back if they are ``mutated``; an output of another form than the caller ``asked`` for is brought into
+    that. ``wrong_device`` says whether the tensors' device is not the current one; ``fence()`` is then a context that
+    makes it so.
     """
     forms = dict(static.tensors)
     present = [n for n in inputs if n in forms]
@@ -100,16 +104,24 @@ def compile_launch(
         lines += [f"run = {run}", f"if last.run == run: last.settle(plan, ({', '.join(inputs)},))", "last.run = run"]
     else:
         lines.append(f"last.run = {run}")
+    back = [n for n in copies if n in mutated]
+    lines += [f"own_{n} = {n}" for n in back]
     lines += [f"{n} = packed({n})" for n in copies]
     for name in outputs:
         shape = [a if isinstance(a, int) else _axis(a) for a in forms[name].shape]
-        lines.append(f"{name} = empty({_tuple(shape)}, {_tuple(_packed_strides(shape))}, dt_{name})")
+        lines.append(f"{name} = empty({_tuple(shape)}, {_tuple(_strides(shape, forms[name].strides))}, dt_{name})")
     for i, s in enumerate(scratch):
         make = "zeros" if s.zeroed else "empty"
-        lines.append(f"scratch_{i} = {make}({s.shape}, {_tuple(_packed_strides(list(s.shape)))}, dt_{i})")
+        lines.append(f"scratch_{i} = {make}({s.shape}, {_tuple(_strides(s.shape, [None] * len(s.shape)))}, dt_{i})")
     given = [n if forms[n].shape else f"{n}.view(1)" for n in (*present, *outputs)]
     given += [f"scratch_{i}" for i in range(len(scratch))]
     lines.append(f"try: main({', '.join(given)})\n    except Exception as e: raise refused(e) from e")
+    lines += [f"if own_{n} is not {n}: own_{n}.copy_({n})" for n in back]
+    for name in outputs:
+        if name in asked and asked[name].strides != forms[name].strides:
+            shape = [a if isinstance(a, int) else _axis(a) for a in forms[name].shape]
+            strides = _tuple(_strides(shape, asked[name].strides))
+            lines.append(f"{name} = empty({_tuple(shape)}, {strides}, dt_{name}).copy_({name})")
     lines.append(f"return {', '.join(outputs) or None}")
     source = f"def launch({', '.join(inputs)}):\n    " + "\n    ".join(lines) + "\n"
     file = f"<launch of {static.op} {id(scope):x}>"
@@ -182,11 +194,12 @@ def _tuple(items: Sequence[Any]) -> str:
     return f"({''.join(f'{i}, ' for i in items)})"
 
 
-def _packed_strides(shape: list[Any]) -> list[Any]:
-    """Row-major strides, as numbers as far as the sizes are, else as products."""
+def _strides(shape: Sequence[Any], given: Sequence[int | None]) -> list[Any]:
+    """The strides of a new tensor, as numbers as far as the sizes are, else as products; None is packed."""
     strides: list[Any] = []
     step: Any = 1
-    for n in reversed(shape):
+    for n, stride in zip(reversed(shape), reversed(given), strict=True):
+        step = step if stride is None else stride
         strides.insert(0, step)
         step = step * n if isinstance(step, int) and isinstance(n, int) else f"{n}" if step == 1 else f"{n} * {step}"
     return strides

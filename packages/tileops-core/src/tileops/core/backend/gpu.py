@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from tileops.core import program, torch_ops
+from tileops.core.accuracy import mutated
 from tileops.core.backend import cpu
 from tileops.core.check import Call, TensorMeta, contiguous_strides
 from tileops.core.choice import Choice
@@ -110,6 +111,7 @@ def planned(
     wrong_device, fence = gpu.fence(index)
     checker = torch_ops.checker_of(call.entry)
     solution, _ = checker.variant(call.params, [m is not None for m in call.inputs.values()])
+    asked = {n: f for n, f in static_of(checker, call).tensors if n in call.outputs}
     static, scratch = recipe.static, choice.kernel.workspace(kind, choice.config)
 
     def bind(call: Call, static: Static, bounds: Bounds) -> Plan:
@@ -124,6 +126,8 @@ def planned(
             last,
             partial(_refused, choice, call),
             choice.copies,
+            mutated(call),
+            asked,
             wrong_device,
             fence,
         )
