@@ -58,9 +58,10 @@ class Op:
         if cls.__name__ not in known:
             raise TileOpsError(f"{cls.__module__}.{cls.__name__} has no entry in {path or 'any _spec.yaml around it'}")
         cls.entry = known[cls.__name__]
-        run = _compile_run(list(cls.entry.signature.inputs))
-        type.__setattr__(cls, "run", run)
-        type.__setattr__(cls, "__call__", _inlined(cls.__call__, run))
+        if cls.run is Op.run:
+            run = _compile_run(list(cls.entry.signature.inputs))
+            type.__setattr__(cls, "run", run)
+            type.__setattr__(cls, "__call__", _inlined(cls.__call__, run))
         torch_ops.define(cls.entry, cls)
 
     def __attrs_post_init__(self) -> None:
@@ -142,9 +143,12 @@ class Op:
 
 
 def _inlined(declared: Any, run: FunctionType) -> Any:
-    """The ``__call__`` that a class declares with ``run`` for its body: a frame less."""
-    code, count = declared.__code__, run.__code__.co_argcount
-    if code.co_varnames[: code.co_argcount] != run.__code__.co_varnames[:count]:
+    """A ``__call__`` that only passes its inputs on to ``run``, with that for its body: a frame less."""
+    inputs = ", ".join(run.__code__.co_varnames[1 : run.__code__.co_argcount])
+    scope: dict[str, Any] = {}
+    exec(f"def call(self, {inputs}): return self.run({inputs})", scope)
+    code, passing_on = declared.__code__, scope["call"].__code__
+    if any(getattr(code, part) != getattr(passing_on, part) for part in ("co_code", "co_names", "co_varnames")):
         return declared
     return update_wrapper(FunctionType(run.__code__, run.__globals__, argdefs=declared.__defaults__), declared)
 
