@@ -84,13 +84,14 @@ def configs(n: int, dtype: str) -> Iterator[Config]:
     default = attrs.evolve(
         deal, unroll=2 if lanes <= WARP else 1, early=early, resident=1 if early or lanes > 512 else 2
     )
-    seen = [default]
+    yield default
+    seen = {default}
     for threads in (128, 256) if lanes <= WARP else (lanes,):
         for unroll, weight, resident in itertools.product((1, 2, 4), (True, False), (1, 2, 3, 4, 5, 8)):
             config = attrs.evolve(deal, threads=threads, unroll=unroll, early=weight, resident=resident)
             if config not in seen and excluded(config, n, dtype) is None:
-                seen.append(config)
-    yield from seen
+                seen.add(config)
+                yield config
 
 
 def excluded(config: Config, n: int, dtype: str) -> str | None:
