@@ -177,3 +177,19 @@ def test_debugging_checks_what_only_the_data_can_tell(monkeypatch):
             attention(*inputs)
     attention(*inputs[:-1], scale)
     attention._state.forget()
+
+
+def test_a_recorded_call_is_recognised_whatever_its_sizes(norm, path):
+    weight = torch.nn.Parameter(torch.rand(8))
+    for rows in (4, 5, 4):
+        x = torch.randn(rows, 8, requires_grad=True)
+        norm(x, weight).sum().backward()
+        expected = torch.autograd.grad(reference(x, weight).sum(), x)
+        torch.testing.assert_close(x.grad, expected[0])
+    guards_of_training = [g for g, _ in norm._state.guards if g(torch.randn(9, 8, requires_grad=True), weight)]
+    assert len(guards_of_training) == 1
+    with torch.no_grad():
+        assert not guards_of_training[0](torch.randn(9, 8, requires_grad=True), weight)
+    with pytest.raises(CheckError):
+        norm(torch.randn(4, 7, requires_grad=True), weight)
+    assert not norm(torch.randn(4, 8), weight.detach()).requires_grad

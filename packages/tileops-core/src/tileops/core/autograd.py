@@ -36,12 +36,13 @@ class Backward:
 class Gradient:
     """How a State is differentiated: the State that also returns what backward needs, and the backward ops.
 
-    ``hidden`` are the places of outputs that only backward asked for.
+    ``hidden`` are the places of outputs that only backward asked for; ``sources`` are all that backward ops take.
     """
 
     forward: State
     backward: tuple[Backward, ...]
     hidden: frozenset[int]
+    sources: frozenset[tuple[str, int]]
 
 
 def gradient_of(state: State) -> Gradient | None:
@@ -58,7 +59,8 @@ def gradient_of(state: State) -> Gradient | None:
     params = state.params | {switches[n]: True for n in hidden}
     forward = state_of(entry, tuple(params.values())) if hidden else state
     places = frozenset(i for i, n in enumerate(entry.signature.outputs) if n in hidden)
-    return Gradient(forward, tuple(_backward(state, c) for c in calls), places)
+    backward = tuple(_backward(state, c) for c in calls)
+    return Gradient(forward, backward, places, frozenset(s for b in backward for s in b.sources if s is not None))
 
 
 def _switch(entry: Entry, output: str) -> str:
@@ -118,6 +120,11 @@ def needed(inputs: Sequence[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
 
 
+def recorded(state: State, *inputs: Tensor | None) -> Any:
+    """A call of plain tensors that is recorded for a backward."""
+    return torch_ops.pack(apply(state, inputs, through_operator=False))
+
+
 def traced(state: State, inputs: Sequence[Tensor | None]) -> Any:
     """A call through the operator: under a tracer, a dispatch mode, or with tensors that are not plain."""
     if needed(inputs):
@@ -141,8 +148,7 @@ def _call(state: State, inputs: Sequence[Tensor | None], through_operator: bool)
     """A call below autograd, in the schema's form: every output of the entry, absent ones None."""
     if through_operator:
         return state.operator(*inputs, *state.values)
-    plan = state.plan(tuple(inputs))
-    return torch_ops.unpack(plan.launch(*inputs), plan.outputs)
+    return state.launched(tuple(inputs))
 
 
 class _WithGradient(torch.autograd.Function):
@@ -152,7 +158,7 @@ class _WithGradient(torch.autograd.Function):
         assert gradient is not None
         returned = _call(gradient.forward, inputs, through_operator)
         outputs = returned if isinstance(returned, tuple) else (returned,)
-        sources = {s for b in gradient.backward for s in b.sources if s is not None}
+        sources = gradient.sources
         kept = [inputs[i] if ("input", i) in sources else None for i in range(len(inputs))]
         saved = [t if ("saved", i) in sources else None for i, t in enumerate(outputs)]
         ctx.save_for_backward(*kept, *saved)

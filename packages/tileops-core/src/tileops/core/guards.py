@@ -23,25 +23,35 @@ Axes = list[int | None]  # None: any
 
 
 def guard(inputs: Sequence[Tensor | None], forms: Sequence[Form | None]) -> Guard:
-    """Whether a call has these types, dispatch keys, dtypes, devices, sizes and strides.
+    """Whether a call has these types, dispatch keys, dtypes, devices, sizes and strides, and records no gradient.
 
     ``forms`` say which sizes and strides may be others; without one an input must have the very same.
     """
-    there = [(t, form) for t, form in zip(inputs, forms, strict=True) if t is not None]
-    tensors = [t for t, _ in there]
     sizes: list[Axes] = []
     strides: list[Axes] = []
-    for t, form in there:
-        size, stride = (t.shape, t.stride()) if form is None else guard_sizes(form, t.shape, t.stride())
-        sizes.append(list(size))
-        strides.append(list(stride))
+    for t, form in zip(inputs, forms, strict=True):
+        if t is not None:
+            size, stride = (t.shape, t.stride()) if form is None else guard_sizes(form, t.shape, t.stride())
+            sizes.append(list(size))
+            strides.append(list(stride))
+    return _made(inputs, sizes, strides, "not grad_enabled()")
+
+
+def recording_guard(inputs: Sequence[Tensor | None]) -> Guard:
+    """Whether a call has these types, dispatch keys, dtypes, devices and ranks, and records its gradient."""
+    free: list[Axes] = [[None] * t.ndim for t in inputs if t is not None]
+    return _made(inputs, free, free, "grad_enabled()")
+
+
+def _made(inputs: Sequence[Tensor | None], sizes: list[Axes], strides: list[Axes], recording: str) -> Guard:
+    tensors = [t for t in inputs if t is not None]
     if tensor_guards is None:
         check = _spelled(tensors, sizes, strides)
     else:
         check = tensor_guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     tests = [f"t{i} is None" for i, t in enumerate(inputs) if t is None]
-    if any(t.requires_grad for t in tensors):  # planned while gradients were off: good only while they are
-        tests.append("not grad_enabled()")
+    if any(t.requires_grad for t in tensors):
+        tests.append(recording)
     if not tests:
         return check
     present = ", ".join(f"t{i}" for i, t in enumerate(inputs) if t is not None)

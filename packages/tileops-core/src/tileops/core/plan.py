@@ -11,7 +11,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import attrs
@@ -23,9 +23,9 @@ from tileops.core import autograd, backend, torch_ops
 from tileops.core.check import Call, Checker
 from tileops.core.check.content import check_content
 from tileops.core.errors import CheckError, TileOpsError
-from tileops.core.guards import Guard, guard
+from tileops.core.guards import Guard, guard, recording_guard
 from tileops.core.kernel import Form
-from tileops.core.launch import ALIGNMENT
+from tileops.core.launch import ALIGNMENT, MISS
 from tileops.core.spec import Entry
 
 MAX_GUARDS = 8
@@ -96,10 +96,22 @@ class State:
         if _dispatch_modes() or _functorch() is not None or not all(t is None or _is_plain(t) for t in inputs):
             return autograd.traced(self, inputs)
         if autograd.needed(inputs):
-            return torch_ops.pack(autograd.apply(self, inputs, through_operator=False))
+            result = autograd.recorded(self, *inputs)
+            self._put_in_front((recording_guard(inputs), partial(autograd.recorded, self)))
+            return result
         plan = self.plan(inputs)
         self.recognise(inputs, plan)
         return plan.launch(*inputs)
+
+    def launched(self, inputs: Inputs) -> Any:
+        """A call below autograd, in the schema's form: every output of the entry, absent ones None."""
+        for matches, launch in self.guards:
+            if matches(*inputs) and (result := launch(*inputs)) is not MISS:
+                assert self.local.run is not None
+                return torch_ops.unpack(result, self.local.run[0].outputs)
+        plan = self.plan(inputs)
+        self.recognise(inputs, plan)
+        return torch_ops.unpack(plan.launch(*inputs), plan.outputs)
 
     def plan(self, inputs: Inputs) -> Plan:
         """The plan of a call, made if need be."""

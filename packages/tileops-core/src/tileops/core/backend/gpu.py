@@ -35,9 +35,8 @@ class Gpu(Protocol):
     """What a GPU backend provides; a module will do.
 
     ``available()`` is None, or why calls can't run here, ending with the mend; ``toolchain()`` the same of what kernels
-    are compiled with. ``empty(index)`` gives a function of
-    size, stride and dtype; ``fence(index)``, where there are several devices, whether another is current, and a context
-    that makes this one so.
+    are compiled with. ``empty(index)`` gives a function of size, stride and dtype; ``fence(index)``, where there are
+    several devices, whether another is current, and a context that makes this one so.
     """
 
     device_type: str
