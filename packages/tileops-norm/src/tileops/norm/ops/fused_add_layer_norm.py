@@ -26,6 +26,7 @@ class FusedAddLayerNormFwdOp(Op):
     (tensor([[-1.,  2.]]), tensor([[2., 6.]]))
     """
 
+    kernels = ("fused_add_layer_norm:FusedAddLayerNormRows",)
     eps: float = 1e-5
     return_stats: bool = False
 

@@ -27,6 +27,7 @@ class FusedAddRMSNormFwdOp(Op):
     (tensor([[1., 1.]]), tensor([[2., 2.]]))
     """
 
+    kernels = ("fused_add_rms_norm:FusedAddRMSNormRows",)
     eps: float = 1e-6
     weight_offset: float = 0.0
     return_rstd: bool = False

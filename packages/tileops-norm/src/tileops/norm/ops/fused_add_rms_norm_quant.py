@@ -32,6 +32,7 @@ class FusedAddRMSNormQuantFwdOp(Op):
     (tensor([[127, -63]], dtype=torch.int8), tensor([[1.]]))
     """
 
+    kernels = ("fused_add_rms_norm_quant:FusedAddRMSNormQuantRows",)
     quant: str = "per_token"
     quant_dtype: torch.dtype = torch.float8_e4m3fn
     eps: float = 1e-6
