@@ -155,3 +155,79 @@ def test_an_op_that_only_mutates_refuses_what_needs_a_gradient(tmp_path, compile
     assert not x.any()
     with pytest.raises(Exception, match="ClearFwdOp has no gradient"):
         run(torch.ones(3).requires_grad_() * 2)
+
+
+TWO_OUTPUTS = """
+ShiftFwdOp:
+  family: test
+  summary: s = a + b, and y = s times the length of a row.
+  status: spec-only
+  reference: shift_reference:forward
+  signature:
+    forall: {B: Shape, N: Dim}
+    inputs: {a: {dtype: float64, shape: "[*B, N]"}, b: {dtype: float64, shape: "[*B, N]"}}
+    outputs: {y: {dtype: float64, shape: "[*B, N]"}, s: {dtype: float64, shape: "[*B, N]"}}
+  grad:
+    op: ShiftBwdOp
+    params: {shape: "[N]"}
+    inputs: {dy: grad(y)}
+    gives: {a: "dx + grad(s)", b: "dx + grad(s)"}
+ShiftBwdOp:
+  family: test
+  summary: dx = dy times the length of a row.
+  status: spec-only
+  reference: shift_reference:backward
+  signature:
+    forall: {B: Shape}
+    params: {shape: {type: "list[int]"}}
+    inputs: {dy: {dtype: float64, shape: "[*B, *shape]"}}
+    outputs: {dx: {dtype: float64, shape: "[*B, *shape]"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def shift(tmp_path_factory):
+    def forward(a, b):
+        return (a + b) * a.shape[-1], a + b
+
+    sys.modules["shift_reference"] = SimpleNamespace(forward=forward, backward=lambda dy, shape: dy * shape[0])
+    path = tmp_path_factory.mktemp("spec") / "shift.yaml"
+    path.write_text(TWO_OUTPUTS)
+    make_op("ShiftBwdOp", path)
+    return make_op("ShiftFwdOp", path)()
+
+
+def two(n):
+    return [torch.full((2, n), float(i), dtype=torch.float64, requires_grad=True) for i in range(2)]
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_gradient_that_arrives_is_added_to_the_backwards(shift, n):
+    """The backward op's params come from the sizes of a call."""
+    assert torch.autograd.gradcheck(shift, two(n))
+    for use, expected in ((lambda y, s: y, n), (lambda y, s: s, 1), (lambda y, s: y + s, n + 1)):
+        a, b = two(n)
+        use(*shift(a, b)).sum().backward()
+        assert a.grad.unique().tolist() == b.grad.unique().tolist() == [expected]
+        a.grad.zero_()
+        assert b.grad.unique().tolist() == [expected], "each input has a gradient of its own"
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_backward_of_sizes_compiles_whole(shift, backend, dynamic):
+    torch._dynamo.reset()
+    step = torch.compile(
+        lambda a, b: sum(t.sum() for t in shift(a, b)), fullgraph=True, backend=backend, dynamic=dynamic
+    )
+    for n in (3, 4):
+        a, b = two(n)
+        step(a, b).backward()
+        assert a.grad.unique().tolist() == b.grad.unique().tolist() == [n + 1]
+
+
+def test_a_size_that_the_backward_is_not_given_is_named(tmp_path):
+    path = tmp_path / "lost.yaml"
+    path.write_text(TWO_OUTPUTS.replace("ShiftFwdOp", "LostFwdOp").replace('shape: "[N]"}', 'shape: "[prod(B)]"}'))
+    with pytest.raises(TileOpsError, match="LostFwdOp: 'grad' uses 'B', which no tensor given to ShiftBwdOp has"):
+        make_op("LostFwdOp", path)()

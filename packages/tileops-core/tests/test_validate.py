@@ -545,6 +545,13 @@ def test_a_sound_gradient_gives_no_error(differentiable: World) -> None:
         ("a: da", "a: dda", "S804", "dda", "is no output of ProductBwdOp; did you mean 'da'?"),
         ("grad(total)", "grad(totl)", "S804", '"db + grad', "'totl' in 'gives' of grad is no output of ProductFwdOp"),
         ("a: a, b: b}", "a: a, b: saved(total)}", "S805", "saved(total)}", "saved(total) can't turn on"),
+        (
+            "{scale: scale}",
+            "{scale: 1 if T == float16 else 2}",
+            "S807",
+            "op: ProductBwdOp",
+            "uses 'T', which no tensor given to",
+        ),
     ],
 )
 def test_a_fault_of_a_gradient(differentiable: World, old: str, new: str, code: str, at: str, said: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import torch
@@ -12,11 +13,20 @@ from torch import Tensor
 from tileops.core import torch_ops
 from tileops.core.errors import TileOpsError
 from tileops.core.spec import Entry
-from tileops.core.spec.expr import Binary, Expr, Func, Name, compile_expr
+from tileops.core.spec.expr import Binary, Expr, Func, Name, Seq, Star, compile_expr, names
 from tileops.core.spec.model import GradCall
 
 if TYPE_CHECKING:
     from tileops.core.plan import State
+
+
+class Sized(NamedTuple):  # which torch.compile can make
+    """A backward op whose params depend on sizes: what a call through its operator needs, as a State has it."""
+
+    entry: Entry
+    operator: Callable[..., Any]
+    values: tuple[Any, ...]
+    gradient: None = None
 
 
 @attrs.frozen(eq=False)
@@ -25,11 +35,26 @@ class Backward:
 
     A source is ("grad", i) for the gradient of output i, ("saved", i) for output i, ("input", i), or None. ``gives``
     maps the place of a forward input to what is summed for it: ("output", i) of the backward, or ("grad", i).
+    ``params`` gives the op's params from the forward's, ``known``, and from ``sizes``: names of indices, each with the
+    input of the backward, and its axis, that has the size.
     """
 
-    state: State
+    entry: Entry
+    operator: Callable[..., Any]
+    params: tuple[Callable[[Mapping[str, Any]], Any], ...]
+    known: Mapping[str, Any]
+    sizes: tuple[tuple[str, int, int], ...]
+    state: State | None  # where there are no sizes
     sources: tuple[tuple[str, int] | None, ...]
     gives: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]
+
+    def of(self, inputs: Sequence[Any], through_operator: bool) -> State | Sized:
+        """The op for these inputs, whose sizes may be symbolic where it is called through its operator."""
+        if self.state is not None:
+            return self.state
+        env = {**self.known, **{name: inputs[i].shape[axis] for name, i, axis in self.sizes}}
+        values = tuple([value(env) for value in self.params])
+        return Sized(self.entry, self.operator, values) if through_operator else _state(self.entry, values)
 
 
 @attrs.frozen(eq=False)
@@ -72,15 +97,17 @@ def _switch(entry: Entry, output: str) -> str:
     return when.expr.id
 
 
-def _backward(state: State, call: GradCall) -> Backward:
+def _state(entry: Entry, values: Sequence[Any]) -> State:
     from tileops.core.plan import state_of
 
+    params = torch_ops.checker_of(entry).params(dict(zip(entry.signature.params, values, strict=True)))
+    return state_of(entry, tuple(params.values()))
+
+
+def _backward(state: State, call: GradCall) -> Backward:
     entry, sig = state.entry, state.entry.signature
     inputs, outputs = list(sig.inputs), list(sig.outputs)
     target = torch_ops.entry_of(call.op)
-    env = dict(state.params)
-    given = {n: compile_expr(text.expr)(env) for n, text in call.params.items()}
-    params = torch_ops.checker_of(target).params(given)
 
     def source(expr: Expr) -> tuple[str, int]:
         match expr:
@@ -99,7 +126,48 @@ def _backward(state: State, call: GradCall) -> Backward:
             for t in _terms(text.expr)
         )
         gives.append((inputs.index(name), terms))
-    return Backward(state_of(target, tuple(params.values())), sources, tuple(gives))
+    params = tuple(
+        compile_expr(call.params[n].expr) if n in call.params else partial(_default, p.default)
+        for n, p in target.signature.params.items()
+    )
+    sizes = []
+    for name in sizes_in(entry, call):
+        found = axis_of(entry, call, name)
+        if found is None:
+            raise TileOpsError(f"{entry.name}: 'grad' uses '{name}', which no tensor given to {call.op} has as an axis")
+        sizes.append((name, list(target.signature.inputs).index(found[0]), found[1]))
+    fixed = None if sizes else _state(target, [value(state.params) for value in params])
+    operator = torch_ops.operator_of(target)
+    return Backward(target, operator, params, state.params, tuple(sizes), fixed, sources, tuple(gives))
+
+
+def _default(value: Any, env: Mapping[str, Any]) -> Any:
+    return value
+
+
+def sizes_in(entry: Entry, call: GradCall) -> list[str]:
+    """The indices that a backward op's params depend on."""
+    asked = frozenset[str]().union(*(names(text.expr) for text in call.params.values()))
+    return sorted(asked - entry.signature.params.keys())
+
+
+def axis_of(entry: Entry, call: GradCall, index: str) -> tuple[str, int] | None:
+    """An input that every call of the backward op has, and its axis, counted from an end, that an index is."""
+    for name, text in call.inputs.items():
+        match text.expr:
+            case Name(id=source):
+                decl = entry.signature.inputs[source]
+            case Func(args=(Name(id=source),)):
+                decl = entry.signature.outputs[source]
+        if decl.optional or decl.when or not isinstance(decl.shape.expr, Seq):
+            continue
+        axes = decl.shape.expr.items
+        for at, axis in enumerate(axes):
+            if axis == Name(index) and not any(isinstance(a, Star) for a in axes[:at]):
+                return name, at
+            if axis == Name(index) and not any(isinstance(a, Star) for a in axes[at:]):
+                return name, at - len(axes)
+    return None
 
 
 def _named(expr: Expr, function: str) -> list[str]:
@@ -132,7 +200,7 @@ def traced(state: State, inputs: Sequence[Tensor | None]) -> Any:
     return torch_ops.pack(state.operator(*inputs, *state.values))
 
 
-def apply(state: State, inputs: Sequence[Tensor | None], through_operator: bool) -> Any:
+def apply(state: State | Sized, inputs: Sequence[Tensor | None], through_operator: bool) -> Any:
     """A call that can be differentiated, or, where the entry declares no ``grad``, whose backward says so.
 
     An op that gives nothing back has no backward to say it: it raises here.
@@ -144,9 +212,9 @@ def apply(state: State, inputs: Sequence[Tensor | None], through_operator: bool)
     return _WithGradient.apply(state, through_operator, *inputs)
 
 
-def _call(state: State, inputs: Sequence[Tensor | None], through_operator: bool) -> Any:
+def _call(state: State | Sized, inputs: Sequence[Tensor | None], through_operator: bool) -> Any:
     """A call below autograd, in the schema's form: every output of the entry, absent ones None."""
-    if through_operator:
+    if through_operator or isinstance(state, Sized):
         return state.operator(*inputs, *state.values)
     return state.launched(tuple(inputs))
 
@@ -165,7 +233,8 @@ class _WithGradient(torch.autograd.Function):
         ctx.state, ctx.through_operator = state, through_operator
         ctx.present = tuple(t is not None for t in inputs)
         wanted = tuple(None if i in gradient.hidden else t for i, t in enumerate(outputs))
-        smooth = {i for kind, i in sources if kind == "grad"}
+        summed = {term for b in gradient.backward for _, terms in b.gives for term in terms}
+        smooth = {i for kind, i in sources | summed if kind == "grad"}
         ctx.mark_non_differentiable(*(t for i, t in enumerate(wanted) if t is not None and i not in smooth))
         return wanted[0] if len(wanted) == 1 else wanted
 
@@ -179,14 +248,23 @@ class _WithGradient(torch.autograd.Function):
         for backward in gradient.backward:
             inputs = [None if s is None else parts[s[0]][s[1]] for s in backward.sources]
             call = apply if needed(inputs) else _call  # recorded only for a derivative of this derivative
-            returned = call(backward.state, inputs, ctx.through_operator)
+            returned = call(backward.of(inputs, ctx.through_operator), inputs, ctx.through_operator)
             outputs = returned if isinstance(returned, tuple) else (returned,)
+            sums: dict[Any, Any] = {}  # the same terms, for several inputs, are added once
             for place, terms in backward.gives:
-                for kind, i in terms:
-                    term = grads[i] if kind == "grad" else outputs[i]
-                    if term is not None and ctx.present[place]:
-                        given[place] = term if given[place] is None else given[place] + term
+                if terms not in sums:
+                    sums[terms] = _sum([grads[i] if kind == "grad" else outputs[i] for kind, i in terms])
+                if ctx.present[place]:
+                    given[place] = _sum([given[place], sums[terms]])
         return None, None, *given
+
+
+def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of the terms that are there."""
+    total = None
+    for term in terms:
+        total = term if total is None else total if term is None else total + term
+    return total
 
 
 class _WithoutGradient(torch.autograd.Function):

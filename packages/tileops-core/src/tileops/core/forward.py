@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from tileops.core.errors import TileOpsError
 from tileops.core.families import entries
 from tileops.core.reference import arguments
 from tileops.core.spec import Entry
-from tileops.core.spec.expr import Name
+from tileops.core.spec.expr import Func, Name
 from tileops.core.spec.model import GradCall
 
 
@@ -28,7 +28,7 @@ def forward_outputs(call: Call, tensors: Mapping[str, Tensor | None]) -> dict[st
     }
     if not wanted:
         return {}
-    forward, grad = _forward_of(call.entry)
+    forward, grad = _forward_of(call.entry, wanted)
     checker = torch_ops.checker_of(forward)
     given = {t.expr.id: call.params[n] for n, t in grad.params.items() if isinstance(t.expr, Name)}
     switches = (forward.signature.outputs[output].when for output in wanted.values())
@@ -44,9 +44,11 @@ def forward_outputs(call: Call, tensors: Mapping[str, Tensor | None]) -> dict[st
     return {name: x for name, output in wanted.items() if (x := outputs[output]) is not None}
 
 
-def _forward_of(backward: Entry) -> tuple[Entry, GradCall]:
+def _forward_of(backward: Entry, wanted: Collection[str]) -> tuple[Entry, GradCall]:
+    """A forward whose inputs are among the backward's, so that it can be run for the rest."""
     for entry in (*torch_ops.defined(), *entries().values()):
         for grad in entry.grad:
-            if grad.op == backward.name and entry.reference is not None:
+            saved = {n for n, t in grad.inputs.items() if isinstance(t.expr, Func) and t.expr.name == "saved"}
+            if grad.op == backward.name and entry.reference is not None and saved <= set(wanted):
                 return entry, grad
     raise TileOpsError(f"{backward.name}: no operator's 'grad' names it, so what its forward computes can't be made")

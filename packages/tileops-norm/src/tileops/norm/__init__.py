@@ -1,6 +1,15 @@
 """Normalization operators."""
 
+from tileops.norm.ops.fused_add_layer_norm import FusedAddLayerNormFwdOp
+from tileops.norm.ops.fused_add_rms_norm import FusedAddRMSNormFwdOp
+from tileops.norm.ops.fused_add_rms_norm_quant import FusedAddRMSNormQuantFwdOp
 from tileops.norm.ops.rms_norm import RMSNormFwdOp
 from tileops.norm.ops.rms_norm_bwd import RMSNormBwdOp
 
-__all__ = ["RMSNormBwdOp", "RMSNormFwdOp"]
+__all__ = [
+    "FusedAddLayerNormFwdOp",
+    "FusedAddRMSNormFwdOp",
+    "FusedAddRMSNormQuantFwdOp",
+    "RMSNormBwdOp",
+    "RMSNormFwdOp",
+]

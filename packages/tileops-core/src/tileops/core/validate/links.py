@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
+from tileops.core.autograd import axis_of, sizes_in
 from tileops.core.spec import Entry
 from tileops.core.spec.diagnostics import did_you_mean
 from tileops.core.spec.expr import Const, Expr, Func, Name, names, rewrite, walk
@@ -70,6 +71,10 @@ def _given(subject: Subject, call: GradCall, backward: Entry) -> None:
         for name in needed:
             if needed[name] and name not in given:
                 subject.error(call.place, "S803", f"grad gives {backward.name} no {what} '{name}'")
+    for name in sizes_in(subject.entry, call):
+        if axis_of(subject.entry, call, name) is None:
+            message = f"grad uses '{name}', which no tensor given to {backward.name} has as an axis"
+            subject.error(call.place, "S807", message)
     for text in call.inputs.values():
         for name in _wrapped(text.expr, "saved"):
             output = subject.entry.signature.outputs[name]

@@ -4,6 +4,9 @@ Each function is both the oracle and the cpu backend. Given a float64 ``x`` it c
 other it computes in float32 and rounds each output to its dtype once.
 """
 
+from tileops.norm.reference.fused_add_layer_norm import fused_add_layer_norm
+from tileops.norm.reference.fused_add_rms_norm import fused_add_rms_norm
+from tileops.norm.reference.fused_add_rms_norm_quant import fused_add_rms_norm_quant
 from tileops.norm.reference.rms_norm import rms_norm, rms_norm_bwd
 
-__all__ = ["rms_norm", "rms_norm_bwd"]
+__all__ = ["fused_add_layer_norm", "fused_add_rms_norm", "fused_add_rms_norm_quant", "rms_norm", "rms_norm_bwd"]

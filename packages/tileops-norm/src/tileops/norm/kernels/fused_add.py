@@ -1,0 +1,249 @@
+"""What the kernels that add a residual share: how a row is dealt, the sum and its place, and folds over a row.
+
+A thread keeps its part of a row's sum in registers, so that x and the residual are read once and residual_out is
+written once. A row too long for a cluster's registers is taken in steps by one block, which reads back what it wrote:
+each thread its own part, so that no barrier is needed for that.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import tilelang.language as T
+
+from tileops.core.check import Call
+from tileops.core.kernel import Device, Kernel, Static
+from tileops.norm.kernels.rows import (
+    ARCHS,
+    MAX_CLUSTER,
+    MAX_RESIDENT,
+    PASSES,
+    REGISTERS,
+    WARP,
+    Deal,
+    Place,
+    clear,
+    flat,
+    lanes_for,
+    load,
+    refuse_rows,
+    vector,
+    words,
+)
+
+
+@attrs.frozen
+class Config:
+    """``lanes`` threads of each of ``cluster`` blocks hold ``chunks`` vectors each of a row: that is a sum's order.
+
+    One block does in ``steps`` what no cluster holds. The rest has no part in the order: a block has ``threads``,
+    takes ``unroll`` rows at once, loads the weights ``early``, before a row is summed, and leaves registers for so many
+    ``resident`` blocks a multiprocessor.
+    """
+
+    lanes: int
+    chunks: int
+    cluster: int = 1
+    steps: int = 1
+    threads: int = 128
+    unroll: int = 1
+    early: bool = True
+    resident: int = 1
+
+    def deal(self, n: int, vec: int) -> Deal:
+        """A part is a block of the cluster, or a step: never both."""
+        return Deal(n, vec, self.lanes, self.chunks, self.cluster * self.steps)
+
+
+# Vectors of a block's share of a row, and the most threads that take it: with two tensors to read, half the vectors a
+# thread keep as many bytes on their way as in RMSNorm.
+LADDER = ((64, WARP), (256, 128), (1024, 256))
+MOST = 512  # threads beyond: 1024 leave each too few registers for two tensors
+HELD = 32  # registers for a thread's part of a row; the residual takes as many until it is added
+STEP = 16  # the same where a row is taken in steps
+OTHERS = 32  # registers for all else
+
+
+def configs(n: int, dtype: str, multiple: int = WARP) -> Iterator[Config]:
+    """The configs for rows of a length, the default first; lanes beyond a warp are a ``multiple``.
+
+    All of them sum a row in one order: neither the number of rows nor a tuner has a say in it.
+    """
+    vec = vector(n, dtype)
+    vectors, size = n // vec, words(vec, dtype)
+    for cluster in (1, 2, 4, MAX_CLUSTER):
+        share = -(-vectors // cluster)
+        lanes = lanes_for(share, next((threads for limit, threads in LADDER if share <= limit), MOST))
+        lanes = lanes if lanes <= WARP else -(-lanes // multiple) * multiple
+        deal = Config(lanes, -(-share // lanes), cluster, threads=max(lanes, 128) if lanes <= WARP else lanes)
+        if deal.chunks * size <= HELD:
+            break
+    else:
+        chunks = STEP // size
+        deal = Config(MOST, chunks, steps=-(-vectors // (MOST * chunks)), threads=MOST)
+    held = deal.chunks * size
+    early = deal.steps == 1 and 3 * held + OTHERS <= REGISTERS // (2 * deal.threads)
+    room = (2 * held + OTHERS) * 2 * deal.threads <= REGISTERS
+    default = attrs.evolve(
+        deal, unroll=2 if lanes <= WARP else 1, early=early, resident=2 if room and lanes > WARP else 1
+    )
+    seen = [default]
+    for threads in (128, 256) if deal.lanes <= WARP else (deal.lanes,):
+        for unroll, weight, resident in itertools.product((1, 2, 4), (True, False), (1, 2, 3, 4, 6, 8)):
+            config = attrs.evolve(deal, threads=threads, unroll=unroll, early=weight, resident=resident)
+            if config not in seen and excluded(config, n, dtype) is None:
+                seen.append(config)
+    yield from seen
+
+
+def excluded(config: Config, n: int, dtype: str) -> str | None:
+    """Why a config is left out, or None."""
+    held = config.chunks * words(vector(n, dtype), dtype)
+    if config.unroll > 1 and config.lanes > WARP:
+        return "rows at once that a block would sum one by one"
+    if config.early and config.steps > 1:
+        return "weights of one step alone"
+    if config.threads * config.resident > MAX_RESIDENT:
+        return "more threads than a multiprocessor has"
+    registers = min(255, REGISTERS // (config.threads * config.resident))
+    if held * (2 * config.unroll + config.early) + OTHERS > registers:
+        return "more registers than a thread has"
+    return None
+
+
+class FusedAdd(Kernel):
+    """Rows of a sum in registers: one read of x and of the residual, one write of their sum and of the result."""
+
+    archs = ARCHS
+    pass_configs = PASSES
+
+    def refuse(self, call: Call, device: Device) -> str | None:
+        return refuse_rows(call, 1, ("mean", "rstd"))
+
+    def configs(self, call: Call, device: Device) -> Iterator[Config]:
+        return configs(call["N"], call["T"])
+
+
+@attrs.frozen
+class Rows:
+    """The rows of x, and of the residual where there is one, as a program sees them."""
+
+    n: int
+    vec: int
+    dtype: str
+    leading: tuple[int | str, ...]
+    x: Place
+    residual: Place | None
+
+    @classmethod
+    def of(cls, static: Static) -> "Rows":
+        x, residual = static.tensor("x"), static.tensor("residual")
+        assert x is not None
+        n = static["N"]
+        vec = vector(n, x.dtype)
+        added = None if residual is None else Place.of(residual, 1, vec)
+        return cls(n, vec, x.dtype, x.shape[:-1], Place.of(x, 1, vec), added)
+
+
+@T.macro
+def fetch(raw, more, row, rows, exact, x, residual, p, deal, config, sizes, lane, part):
+    """Load a thread's parts of its rows of x into ``raw``, zeros for what is not there, of the residual into ``more``.
+
+    No row is beyond the last where ``exact``.
+    """
+    start = T.alloc_local((2,), "int64")
+    if deal.ragged or not exact:
+        clear(raw, config.unroll * deal.held)
+    for u in T.unroll(config.unroll):
+        if exact or row[u] < rows:
+            start[0] = p.x.start(row[u], sizes)
+            load(raw, u * deal.held, flat(x, p.dtype), start[0], p.x.unit, deal, lane, part)
+            if residual is not None:
+                start[1] = p.residual.start(row[u], sizes)
+                load(more, u * deal.held, flat(residual, p.dtype), start[1], p.residual.unit, deal, lane, part)
+
+
+@T.macro
+def add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, part):
+    """Add ``more`` to ``raw``, rounded, and store the sum."""
+    for u in T.unroll(config.unroll):
+        if exact or row[u] < rows:
+            for i in T.unroll(deal.chunks):
+                if deal.has(deal.chunk(i, lane, part)):
+                    at = u * deal.held + i * p.vec
+                    for v in T.vectorized(p.vec):
+                        raw[at + v] = T.cast(T.cast(raw[at + v], "float32") + T.cast(more[at + v], "float32"), p.dtype)
+                    for v in T.vectorized(p.vec):
+                        flat(residual_out, p.dtype)[
+                            (T.cast(row[u], "int64") * deal.vectors + deal.chunk(i, lane, part)) * p.vec + v
+                        ] = raw[at + v]
+
+
+@T.macro
+def reload(raw, row, x, residual_out, p, deal, sizes, lane, step):
+    """Load the part of a step again, of the sum if there is one."""
+    start = T.alloc_local((1,), "int64")
+    if deal.ragged:
+        clear(raw, deal.held)
+    if residual_out is not None:
+        load(raw, 0, flat(residual_out, p.dtype), T.cast(row[0], "int64") * deal.vectors, p.vec, deal, lane, step)
+    else:
+        start[0] = p.x.start(row[0], sizes)
+        load(raw, 0, flat(x, p.dtype), start[0], p.x.unit, deal, lane, step)
+
+
+@T.macro
+def load_vector(into, weight, dtype, vec, chunk):
+    """One vector of a weight or bias."""
+    for v in T.vectorized(vec):
+        into[v] = flat(weight, dtype)[T.cast(chunk, "int64") * vec + v]
+
+
+@T.macro
+def fold_row(value, fold, part, parts, buffer, tx, rank, config):
+    """``fold``, which leaves a value as it is where the other is 0, over the threads of each row, in every one of them.
+
+    ``part`` has a number a warp in each buffer, ``parts`` one for each warp of a cluster, whose blocks must all have
+    arrived at its barrier before. Buffer 0 comes first, and each serves once. Both lie in one array: TileLang lets two
+    arrays share memory whose uses do not overlap, and knows nothing of warps that lag behind.
+    """
+    for i in T.unroll(config.unroll):
+        for k in T.unroll(min(config.lanes, WARP).bit_length() - 1):
+            value[i] = fold(value[i], T.shfl_xor(value[i], min(config.lanes, WARP) >> (k + 1)))
+    if config.lanes > WARP:
+        warps = config.threads // WARP
+        count = warps * config.cluster
+        if tx % WARP == 0:
+            part[buffer, tx // WARP] = value[0]
+        T.sync_threads()
+        if config.cluster > 1:
+            if buffer == 0:
+                T.cluster_wait()
+            for other in T.unroll(config.cluster):
+                T.copy_cluster(part[buffer, 0:warps], parts[buffer, rank, 0:warps], dst_block=other)
+            T.cluster_sync()
+        value[0] = 0.0
+        if count <= 8:
+            for i in T.unroll(count):
+                value[0] = fold(value[0], part[buffer, i])
+        else:
+            for i in T.unroll(-(-count // WARP)):
+                if i * WARP + tx % WARP < count:
+                    if config.cluster > 1:
+                        value[0] = fold(
+                            value[0], parts[buffer, (i * WARP + tx % WARP) // warps, (i * WARP + tx % WARP) % warps]
+                        )
+                    else:
+                        value[0] = fold(value[0], part[buffer, tx % WARP])
+            for k in T.unroll(WARP.bit_length() - 1):
+                value[0] = fold(value[0], T.shfl_xor(value[0], WARP >> (k + 1)))
+
+
+def plus(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two magnitudes, as integers, in whose order NaN is the largest: no fold drops it."""
+    return T.reinterpret(T.max(T.reinterpret(a, "int32"), T.reinterpret(b, "int32")), "float32")

@@ -1,0 +1,147 @@
+"""LayerNorm of a sum with a residual: two reads and two writes an element while a row fits a cluster's registers."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import tilelang.language as T
+
+from tileops.core.kernel import Device, Static
+from tileops.core.program import tensors
+from tileops.norm.kernels.fused_add import Config, FusedAdd, Rows, add, fetch, fold_row, load_vector, plus, reload
+from tileops.norm.kernels.rows import ACCUMULATORS, WARP, clear, count, flat, launch, load
+
+
+class FusedAddLayerNormRows(FusedAdd):
+    """A row is shared by some lanes of a warp, by a block or by a cluster, and stays in registers once it is added up.
+
+    It is summed twice: for its mean, and for the squares of the differences from that. Where registers allow, weight
+    and bias are loaded while the row is on its way.
+    """
+
+    def program(self, static: Static, config: Config, device: Device) -> Any:
+        t, sizes = tensors(static)
+        p, weight_form, bias_form = Rows.of(static), static.tensor("weight"), static.tensor("bias")
+        assert weight_form is not None
+        assert bias_form is not None
+        scale_dtype, shift_dtype, eps = weight_form.dtype, bias_form.dtype, static["eps"]
+        deal = config.deal(p.n, p.vec)
+        rows = count(p.leading, sizes)
+        unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
+        at_once = config.threads // config.lanes  # rows of a block that are worked on side by side
+        exact = unroll * at_once == 1  # no row of a block is beyond the last
+
+        def scaled(value: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+            """One element of y: all in float32, rounded once."""
+            normed = (T.cast(value, "float32") - mean) * rstd
+            return T.cast(normed * T.cast(weight, "float32") + T.cast(bias, "float32"), p.dtype)
+
+        @T.macro
+        def sum_up(into, acc):
+            for u in T.unroll(unroll):
+                a = u * ACCUMULATORS
+                into[u] = (acc[a] + acc[a + 1]) + (acc[a + 2] + acc[a + 3])
+
+        @T.macro
+        def norm(block, x, residual, weight, bias, y, residual_out, mean, rstd):
+            T.annotate_min_blocks_per_sm(config.resident)
+            tx = T.get_thread_binding()
+            lane = tx % config.lanes
+            rank = block % cluster
+            row = T.alloc_local((unroll,), "int32")
+            raw = T.alloc_local((unroll * held,), p.dtype)
+            more = T.alloc_local((unroll * held,), p.dtype)
+            scale = T.alloc_local((held if config.early else p.vec,), scale_dtype)
+            shift = T.alloc_local((held if config.early else p.vec,), shift_dtype)
+            out = T.alloc_local((p.vec,), p.dtype)
+            acc = T.alloc_local((unroll * ACCUMULATORS,), "float32")
+            centre = T.alloc_local((unroll,), "float32")
+            total = T.alloc_local((unroll,), "float32")
+            off = T.alloc_local((1,), "float32")
+            part = T.alloc_shared((2, warps), "float32")
+            parts = T.alloc_shared((2, cluster, warps), "float32")
+            if cluster > 1:
+                T.cluster_arrive_relaxed()
+            for u in T.unroll(unroll):
+                row[u] = ((block // cluster) * unroll + u) * at_once + tx // config.lanes
+            clear(acc, unroll * ACCUMULATORS)
+            for step in T.serial(config.steps):
+                fetch(raw, more, row, rows, exact, x, residual, p, deal, config, sizes, lane, rank + step)
+                if config.early:
+                    load(scale, 0, flat(weight, scale_dtype), T.int64(0), p.vec, deal, lane, rank + step)
+                    load(shift, 0, flat(bias, shift_dtype), T.int64(0), p.vec, deal, lane, rank + step)
+                add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, rank + step)
+                for u in T.unroll(unroll):
+                    for i in T.unroll(held):
+                        acc[u * ACCUMULATORS + i % ACCUMULATORS] += T.cast(raw[u * held + i], "float32")
+            sum_up(centre, acc)
+            fold_row(centre, plus, part, parts, 0, tx, rank, config)
+            for u in T.unroll(unroll):
+                centre[u] = centre[u] / T.float32(p.n)
+            clear(acc, unroll * ACCUMULATORS)
+            for step in T.serial(config.steps):
+                if config.steps > 1:
+                    reload(raw, row, x, residual_out, p, deal, sizes, lane, step)
+                for u in T.unroll(unroll):
+                    for i in T.unroll(deal.chunks):
+                        if deal.has(deal.chunk(i, lane, rank + step)):  # what is not there differs from the mean, too
+                            for v in T.unroll(p.vec):
+                                off[0] = T.cast(raw[u * held + i * p.vec + v], "float32") - centre[u]
+                                acc[u * ACCUMULATORS + (i * p.vec + v) % ACCUMULATORS] += off[0] * off[0]
+            sum_up(total, acc)
+            fold_row(total, plus, part, parts, 1, tx, rank, config)
+            for u in T.unroll(unroll):
+                total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(eps))
+                if mean is not None:
+                    if lane + rank == 0 and (exact or row[u] < rows):
+                        flat(mean, "float32")[T.cast(row[u], "int64")] = centre[u]
+                        flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
+            for step in T.serial(config.steps):
+                if config.steps > 1:
+                    reload(raw, row, x, residual_out, p, deal, sizes, lane, step)
+                for u in T.unroll(unroll):
+                    if exact or row[u] < rows:
+                        for i in T.unroll(deal.chunks):
+                            chunk = deal.chunk(i, lane, rank + step)
+                            if deal.has(chunk):
+                                if not config.early:
+                                    load_vector(scale, weight, scale_dtype, p.vec, chunk)
+                                    load_vector(shift, bias, shift_dtype, p.vec, chunk)
+                                at = i * p.vec if config.early else 0
+                                for v in T.vectorized(p.vec):
+                                    out[v] = scaled(
+                                        raw[u * held + i * p.vec + v], centre[u], total[u], scale[at + v], shift[at + v]
+                                    )
+                                for v in T.vectorized(p.vec):
+                                    flat(y, p.dtype)[(T.cast(row[u], "int64") * deal.vectors + chunk) * p.vec + v] = (
+                                        out[v]
+                                    )
+
+        return program(SimpleNamespace(**t), norm, T.ceildiv(rows, unroll * at_once), config.threads, cluster)
+
+
+def program(t: Any, norm: Any, blocks: Any, threads: int, cluster: int) -> Any:
+    """The prim_func of a body, with the tensors that the call has."""
+    if hasattr(t, "mean"):
+
+        @T.prim_func
+        def main(
+            x: t.x,
+            residual: t.residual,
+            weight: t.weight,
+            bias: t.bias,
+            y: t.y,
+            residual_out: t.residual_out,
+            mean: t.mean,
+            rstd: t.rstd,
+        ):
+            with launch(blocks, threads, cluster) as block:
+                norm(block, x, residual, weight, bias, y, residual_out, mean, rstd)
+
+    else:
+
+        @T.prim_func
+        def main(x: t.x, residual: t.residual, weight: t.weight, bias: t.bias, y: t.y, residual_out: t.residual_out):
+            with launch(blocks, threads, cluster) as block:
+                norm(block, x, residual, weight, bias, y, residual_out, None, None)
+
+    return main
