@@ -4,6 +4,7 @@ Each function is both the oracle and the cpu backend. Given a float64 ``x`` it c
 other it computes in float32 and rounds each output to its dtype once.
 """
 
+from tileops.norm.reference.layer_norm import layer_norm, layer_norm_bwd
 from tileops.norm.reference.rms_norm import rms_norm, rms_norm_bwd
 
-__all__ = ["rms_norm", "rms_norm_bwd"]
+__all__ = ["layer_norm", "layer_norm_bwd", "rms_norm", "rms_norm_bwd"]
