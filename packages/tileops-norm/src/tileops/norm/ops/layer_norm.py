@@ -27,7 +27,7 @@ class LayerNormFwdOp(Op):
     tensor([[5.0068e-06, 5.0068e-06, 2.0000e+00, 2.0000e+00]])
     """
 
-    kernels = ()
+    kernels = ("layer_norm:LayerNormRows", "layer_norm:LayerNormStream")
     normalized_shape: tuple[int, ...]
     eps: float = 1e-5
     return_stats: bool = False
