@@ -3,6 +3,8 @@
 from tileops.norm.ops.fused_add_layer_norm import FusedAddLayerNormFwdOp
 from tileops.norm.ops.fused_add_rms_norm import FusedAddRMSNormFwdOp
 from tileops.norm.ops.fused_add_rms_norm_quant import FusedAddRMSNormQuantFwdOp
+from tileops.norm.ops.layer_norm import LayerNormFwdOp
+from tileops.norm.ops.layer_norm_bwd import LayerNormBwdOp
 from tileops.norm.ops.rms_norm import RMSNormFwdOp
 from tileops.norm.ops.rms_norm_bwd import RMSNormBwdOp
 
@@ -10,6 +12,8 @@ __all__ = [
     "FusedAddLayerNormFwdOp",
     "FusedAddRMSNormFwdOp",
     "FusedAddRMSNormQuantFwdOp",
+    "LayerNormBwdOp",
+    "LayerNormFwdOp",
     "RMSNormBwdOp",
     "RMSNormFwdOp",
 ]

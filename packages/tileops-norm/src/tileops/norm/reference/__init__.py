@@ -7,6 +7,15 @@ other it computes in float32 and rounds each output to its dtype once.
 from tileops.norm.reference.fused_add_layer_norm import fused_add_layer_norm
 from tileops.norm.reference.fused_add_rms_norm import fused_add_rms_norm
 from tileops.norm.reference.fused_add_rms_norm_quant import fused_add_rms_norm_quant
+from tileops.norm.reference.layer_norm import layer_norm, layer_norm_bwd
 from tileops.norm.reference.rms_norm import rms_norm, rms_norm_bwd
 
-__all__ = ["fused_add_layer_norm", "fused_add_rms_norm", "fused_add_rms_norm_quant", "rms_norm", "rms_norm_bwd"]
+__all__ = [
+    "fused_add_layer_norm",
+    "fused_add_rms_norm",
+    "fused_add_rms_norm_quant",
+    "layer_norm",
+    "layer_norm_bwd",
+    "rms_norm",
+    "rms_norm_bwd",
+]
