@@ -268,7 +268,7 @@ def _gradient(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
         result = next(results[n] for n, m in call.outputs.items() if m and torch_dtype(m.dtype).is_floating_point)
         assert result is not None
         try:
-            result.sum().backward()
+            result.float().sum().backward()
         except TileOpsError as e:
             if "no gradient" not in str(e):
                 yield f"a backward says '{e}', expected that {call.entry.name} has no gradient"
