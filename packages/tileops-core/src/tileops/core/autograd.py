@@ -13,7 +13,8 @@ from torch import Tensor
 from tileops.core import torch_ops
 from tileops.core.errors import TileOpsError
 from tileops.core.spec import Entry
-from tileops.core.spec.expr import Binary, Expr, Func, Name, Seq, Star, compile_expr, names
+from tileops.core.spec.expr import Binary, Expr, Func, Name, compile_expr
+from tileops.core.spec.grad import axis_of, sizes_in
 from tileops.core.spec.model import GradCall
 
 if TYPE_CHECKING:
@@ -143,31 +144,6 @@ def _backward(state: State, call: GradCall) -> Backward:
 
 def _default(value: Any, env: Mapping[str, Any]) -> Any:
     return value
-
-
-def sizes_in(entry: Entry, call: GradCall) -> list[str]:
-    """The indices that a backward op's params depend on."""
-    asked = frozenset[str]().union(*(names(text.expr) for text in call.params.values()))
-    return sorted(asked - entry.signature.params.keys())
-
-
-def axis_of(entry: Entry, call: GradCall, index: str) -> tuple[str, int] | None:
-    """An input that every call of the backward op has, and its axis, counted from an end, that an index is."""
-    for name, text in call.inputs.items():
-        match text.expr:
-            case Name(id=source):
-                decl = entry.signature.inputs[source]
-            case Func(args=(Name(id=source),)):
-                decl = entry.signature.outputs[source]
-        if decl.optional or decl.when or not isinstance(decl.shape.expr, Seq):
-            continue
-        axes = decl.shape.expr.items
-        for at, axis in enumerate(axes):
-            if axis == Name(index) and not any(isinstance(a, Star) for a in axes[:at]):
-                return name, at
-            if axis == Name(index) and not any(isinstance(a, Star) for a in axes[at:]):
-                return name, at - len(axes)
-    return None
 
 
 def _named(expr: Expr, function: str) -> list[str]:

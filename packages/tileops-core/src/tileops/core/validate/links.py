@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from tileops.core.autograd import axis_of, sizes_in
 from tileops.core.spec import Entry
 from tileops.core.spec.diagnostics import did_you_mean
 from tileops.core.spec.expr import Const, Expr, Func, Name, names, rewrite, walk
+from tileops.core.spec.grad import axis_of, sizes_in
 from tileops.core.spec.model import GradCall
 from tileops.core.validate.subject import Subject, workspace_of
 
