@@ -26,7 +26,7 @@ def layer_norm(
     float32.
     """
     wide = wide_of(x)
-    rows = x.to(wide).flatten(-len(normalized_shape))
+    rows = x.to(wide).flatten(-len(normalized_shape)).contiguous()
     first = rows[..., :1]  # sums of what is left keep the digits of rows far from 0, and a constant row exact
     rows = rows - first
     shift = average(rows)
@@ -37,7 +37,7 @@ def layer_norm(
         y = y * weight.to(wide).flatten()
     if bias is not None:
         y = y + bias.to(wide).flatten()
-    y = y.reshape(x.shape).contiguous()
+    y = y.reshape(x.shape)
     y = y if wide == torch.float64 else y.to(T)
     return (y, (first + shift).squeeze(-1), rstd.squeeze(-1)) if return_stats else (y, None, None)
 
@@ -67,7 +67,7 @@ def layer_norm_bwd(
     g = d = dy.to(wide).flatten(-axes).contiguous()
     if weight is not None:
         g = d * weight.to(wide).flatten()
-    dx = ((g - average(g) - xhat * average(g * xhat)) * r).reshape(x.shape).contiguous()
+    dx = ((g - average(g) - xhat * average(g * xhat)) * r).reshape(x.shape)
 
     def over_rows(terms: Tensor, like: Tensor | None) -> Tensor | None:
         if like is None:
