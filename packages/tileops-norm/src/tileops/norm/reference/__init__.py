@@ -4,6 +4,8 @@ Each function is both the oracle and the cpu backend. Given a float64 ``x`` it c
 other it computes in float32 and rounds each output to its dtype once.
 """
 
+from tileops.norm.reference.batch_norm import batch_norm, batch_norm_bwd
+from tileops.norm.reference.group_norm import group_norm, instance_norm
 from tileops.norm.reference.rms_norm import rms_norm, rms_norm_bwd
 
-__all__ = ["rms_norm", "rms_norm_bwd"]
+__all__ = ["batch_norm", "batch_norm_bwd", "group_norm", "instance_norm", "rms_norm", "rms_norm_bwd"]
