@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tileops.core.bench.rivals import Missing, Rival, compiled, on_gpu, package
+from tileops.norm import baselines_channels
 
 LIGER_LONGEST = 65536  # elements of a row, one block of Triton's
 
@@ -160,4 +161,5 @@ RIVALS = {
         "quack": quack_rms_norm,
     },
     "RMSNormBwdOp": {"compile": compiled_rms_norm_bwd, "liger": liger_rms_norm_bwd, "quack": quack_rms_norm_bwd},
+    **baselines_channels.RIVALS,
 }
