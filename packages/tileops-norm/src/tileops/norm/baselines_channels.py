@@ -14,7 +14,7 @@ from tileops.core.bench.rivals import Missing, Rival, compiled
 
 def _affine(inputs: Any, wide: bool) -> tuple[Tensor | None, Tensor | None]:
     """Weight and bias; in float32 where torch's kernel wants them as wide as the running statistics."""
-    return tuple(t.float() if wide and t is not None else t for t in (inputs["weight"], inputs["bias"]))  # type: ignore[return-value]
+    return tuple(t.float() if wide and t is not None else t for t in (inputs["weight"], inputs["bias"]))
 
 
 def torch_group_norm(call: Any, inputs: Any) -> Callable[[], Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from attrs import define
 from torch import Tensor
 
@@ -31,6 +34,8 @@ class BatchNormFwdOp(Op):
             [ 1.,  1.]])
     """
 
+    kernels = ("batch_norm:BatchNorm",)
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (16, 64, 256, 1024)}  # a channel's size goes with it
     training: bool = False
     momentum: float = 0.1
     eps: float = 1e-5

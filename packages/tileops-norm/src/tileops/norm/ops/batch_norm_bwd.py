@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from attrs import define
 from torch import Tensor
 
@@ -24,7 +27,11 @@ class BatchNormBwdOp(Op):
             [0.]]), tensor([1.]), tensor([1.]))
     """
 
+    kernels = ("batch_norm_bwd:BatchNormBwd",)
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (16, 64, 256, 1024)}  # a channel's size goes with it
+
     def __call__(
         self, dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.run(dy, x, weight, mean, rstd)
+        gradients: tuple[Tensor, Tensor, Tensor] = self.run(dy, x, weight, mean, rstd)
+        return gradients

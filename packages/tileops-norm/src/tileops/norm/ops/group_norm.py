@@ -25,6 +25,7 @@ class GroupNormFwdOp(Op):
     tensor([[-1.,  1.]])
     """
 
+    kernels = ("group_norm:GroupNormHeld", "group_norm:GroupNormWalk")
     num_groups: int
     eps: float = 1e-5
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from attrs import define
 from torch import Tensor
 
@@ -29,6 +32,8 @@ class InstanceNormFwdOp(Op):
              [-1.,  1.]]])
     """
 
+    kernels = ("group_norm:GroupNormHeld", "group_norm:GroupNormWalk", "batch_norm:BatchNorm")
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (16, 64, 256, 1024)}  # scratch memory is for the largest
     use_input_stats: bool = True
     momentum: float = 0.1
     eps: float = 1e-5
