@@ -13,7 +13,7 @@ from tileops.norm.kernels.batch_norm import batch_configs, refuse_batch
 from tileops.norm.kernels.group_norm import forms_of
 from tileops.norm.kernels.rows import ARCHS, PASSES, WARP, clear, flat, launch
 from tileops.norm.kernels.set_norm import Config
-from tileops.norm.kernels.sets import load_vector, merge_set, merge_sums, sets_of, store_vector
+from tileops.norm.kernels.sets import load_vector, locate, merge_set, merge_sums, sets_of, store_vector
 
 NAMES = ("dy", "x", "dx")
 
@@ -49,12 +49,13 @@ class BatchNormBwd(Kernel):
         k = 2 * stats
 
         @T.macro
-        def load_both(dy_raw, x_raw, dy, x, dy_at, x_at, step, rank, tx):
+        def load_both(dy_raw, x_raw, dy, x, dy_at, x_at, step, rank, tx, place):
             for i in T.unroll(chunks):
                 q = ((step * cluster + rank) * chunks + i) * threads + tx
                 if q < vectors:
-                    load_vector(dy_raw, i * vec, flat(dy, dtype), dy_at, "dy", s, q)
-                    load_vector(x_raw, i * vec, flat(x, dtype), x_at, "x", s, q)
+                    locate(place, q, s)
+                    load_vector(dy_raw, i, flat(dy, dtype), dy_at, "dy", s, place)
+                    load_vector(x_raw, i, flat(x, dtype), x_at, "x", s, place)
 
         @T.macro
         def backward(block, dy, x, weight, mean, rstd, dx, dweight, dbias):
@@ -63,6 +64,7 @@ class BatchNormBwd(Kernel):
             rank = block % cluster
             number = block // cluster
             at = T.alloc_local((3,), "int64")
+            place = T.alloc_local((4,), "int32")
             dy_raw = T.alloc_local((chunks * vec,), dtype)
             x_raw = T.alloc_local((chunks * vec,), dtype)
             out = T.alloc_local((vec,), dtype)
@@ -71,20 +73,18 @@ class BatchNormBwd(Kernel):
             m = T.alloc_local((k,), "float32")
             scale = T.alloc_local((stats,), "float32")
             tmp = T.alloc_local((4,), "float32")
-            part = T.alloc_shared((k, threads // WARP), "float32")
-            own = T.alloc_shared((1, k), "float32")
-            parts = T.alloc_shared((1, cluster, k), "float32")
+            part = T.alloc_shared((1, threads // WARP + 1 + cluster, k), "float32")
             if cluster > 1:
                 T.cluster_arrive_relaxed()
             at[0] = s.start("dy", number)
             at[1] = s.start("x", number)
             at[2] = s.start("dx", number)
             for g in T.unroll(stats):
-                center[g] = flat(mean, "float32")[s.channel(number, 0, g)]
-                r[g] = flat(rstd, "float32")[s.channel(number, 0, g)]
+                center[g] = flat(mean, "float32")[number * s.channels + g]
+                r[g] = flat(rstd, "float32")[number * s.channels + g]
             clear(m, k)
             for step in T.serial(steps):
-                load_both(dy_raw, x_raw, dy, x, at[0], at[1], step, rank, tx)
+                load_both(dy_raw, x_raw, dy, x, at[0], at[1], step, rank, tx, place)
                 for i in T.unroll(chunks):
                     q = ((step * cluster + rank) * chunks + i) * threads + tx
                     if q < vectors:
@@ -94,20 +94,20 @@ class BatchNormBwd(Kernel):
                             m[stats + e % stats] += (
                                 tmp[0] * (T.cast(x_raw[i * vec + e], "float32") - center[e % stats]) * r[e % stats]
                             )
-            merge_set(m, tmp, k, merge_sums, k, part, own, parts, tx, rank, threads, cluster)
+            merge_set(m, tmp, k, merge_sums, k, part, tx, rank, threads, cluster)
             if tx + rank == 0:
                 for g in T.unroll(stats):
-                    flat(dbias, weight_dtype)[s.channel(number, 0, g)] = T.cast(m[g], weight_dtype)
-                    flat(dweight, weight_dtype)[s.channel(number, 0, g)] = T.cast(m[stats + g], weight_dtype)
+                    flat(dbias, weight_dtype)[number * s.channels + g] = T.cast(m[g], weight_dtype)
+                    flat(dweight, weight_dtype)[number * s.channels + g] = T.cast(m[stats + g], weight_dtype)
             for g in T.unroll(stats):
                 scale[g] = r[g]
                 if t.weight is not None:
-                    scale[g] = r[g] * T.cast(flat(weight, weight_dtype)[s.channel(number, 0, g)], "float32")
+                    scale[g] = r[g] * T.cast(flat(weight, weight_dtype)[number * s.channels + g], "float32")
             for i in T.unroll(k):
                 m[i] = m[i] / s.values(sizes)
             # Backwards, since what was read last is the likeliest to be in the cache still.
             for step in T.serial(steps):
-                load_both(dy_raw, x_raw, dy, x, at[0], at[1], steps - 1 - step, rank, tx)
+                load_both(dy_raw, x_raw, dy, x, at[0], at[1], steps - 1 - step, rank, tx, place)
                 for i in T.unroll(chunks):
                     q = (((steps - 1 - step) * cluster + rank) * chunks + i) * threads + tx
                     if q < vectors:
@@ -117,7 +117,8 @@ class BatchNormBwd(Kernel):
                                 T.cast(dy_raw[i * vec + e], "float32") - m[e % stats] - tmp[0] * m[stats + e % stats]
                             )
                             out[e] = T.cast(tmp[1] * scale[e % stats], dtype)
-                        store_vector(flat(dx, dtype), at[2], "dx", s, q, out)
+                        locate(place, q, s)
+                        store_vector(flat(dx, dtype), at[2], "dx", s, place, out)
 
         @T.prim_func
         def main(

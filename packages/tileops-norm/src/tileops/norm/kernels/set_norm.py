@@ -14,6 +14,7 @@ from tileops.norm.kernels.sets import (
     add_vector,
     load_channels,
     load_vector,
+    locate,
     merge_moments,
     merge_set,
     store_vector,
@@ -77,18 +78,19 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         return T.float32(1 - momentum) * old + T.float32(momentum) * new
 
     @T.macro
-    def load_all(raw, x, x_at, number, step, rank, lane):
+    def load_all(raw, x, x_at, number, step, rank, lane, at):
         for i in T.unroll(chunks):
             q = ((step * cluster + rank) * chunks + i) * lanes + lane
             if inside(number, q):
-                load_vector(raw, i * vec, flat(x, dtype), x_at, "x", s, q)
+                locate(at, q, s)
+                load_vector(raw, i, flat(x, dtype), x_at, "x", s, at)
 
     @T.macro
-    def load_affine(scale, shift, weight, bias, number, q):
+    def load_affine(scale, shift, weight, bias, inner, at):
         if t.weight is not None:
-            load_channels(scale, flat(weight, weight_dtype), s, number, q)
+            load_channels(scale, flat(weight, weight_dtype), s, inner, at)
         if t.bias is not None:
-            load_channels(shift, flat(bias, bias_dtype), s, number, q)
+            load_channels(shift, flat(bias, bias_dtype), s, inner, at)
 
     def normal(x: Any, mean: Any, rstd: Any, scale: Any, shift: Any) -> Any:
         """One element of y: all in float32, rounded once."""
@@ -104,6 +106,8 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         lane = tx % lanes
         rank = block % cluster
         number = T.alloc_local((1,), "int32")
+        inner = T.alloc_local((1,), "int32")
+        at = T.alloc_local((4,), "int32")
         x_at = T.alloc_local((1,), "int64")
         y_at = T.alloc_local((1,), "int64")
         raw = T.alloc_local((chunks * vec,), dtype)
@@ -113,57 +117,58 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         m = T.alloc_local((k,), "float32")
         r = T.alloc_local((stats,), "float32")
         tmp = T.alloc_local((4,), "float32")
-        part = T.alloc_shared((k, config.threads // WARP), "float32")
-        own = T.alloc_shared((1, k), "float32")
-        parts = T.alloc_shared((1, cluster, k), "float32")
+        part = T.alloc_shared((1, config.threads // WARP + 1 + cluster, k), "float32")
         if cluster > 1 and not given:
             T.cluster_arrive_relaxed()
         number[0] = (block // cluster) * at_once + tx // lanes
+        inner[0] = s.inner(number[0])
         x_at[0] = s.start("x", number[0])
         y_at[0] = s.start("y", number[0])
         clear(m, k)
         clear(r, stats)
         if given:
             for g in T.unroll(stats):
-                m[1 + g] = flat(running_mean, "float32")[s.channel(number[0], 0, g * per)]
-                r[g] = T.rsqrt(flat(running_var, "float32")[s.channel(number[0], 0, g * per)] + T.float32(eps))
+                m[1 + g] = flat(running_mean, "float32")[inner[0] * s.channels + g]
+                r[g] = T.rsqrt(flat(running_var, "float32")[inner[0] * s.channels + g] + T.float32(eps))
         else:
             for step in T.serial(steps):
-                load_all(raw, x, x_at[0], number[0], step, rank, lane)
+                load_all(raw, x, x_at[0], number[0], step, rank, lane, at)
                 for i in T.unroll(chunks):
                     q = ((step * cluster + rank) * chunks + i) * lanes + lane
                     if inside(number[0], q):
-                        add_vector(m, raw, i * vec, tmp, s)
-            merge_set(m, tmp, k, merge_moments, stats, part, own, parts, tx, rank, lanes, cluster)
+                        add_vector(m, raw, i, tmp, s)
+            merge_set(m, tmp, k, merge_moments, stats, part, tx, rank, lanes, cluster)
             for g in T.unroll(stats):
                 r[g] = T.rsqrt(m[1 + stats + g] / T.max(m[0], 1.0) + T.float32(eps))
         if steady:
             if at_once == 1 or number[0] < total:
-                load_affine(scale, shift, weight, bias, number[0], lane)
+                locate(at, lane, s)
+                load_affine(scale, shift, weight, bias, inner[0], at)
         # Backwards, since what was read last is the likeliest to be in the cache still.
         for step in T.serial(steps):
             if not held:
-                load_all(raw, x, x_at[0], number[0], steps - 1 - step, rank, lane)
+                load_all(raw, x, x_at[0], number[0], steps - 1 - step, rank, lane, at)
             for i in T.unroll(chunks):
                 q = (((steps - 1 - step) * cluster + rank) * chunks + i) * lanes + lane
                 if inside(number[0], q):
+                    locate(at, q, s)
                     if not steady:
-                        load_affine(scale, shift, weight, bias, number[0], q)
+                        load_affine(scale, shift, weight, bias, inner[0], at)
                     for e in T.unroll(vec):
                         out[e] = normal(
                             raw[i * vec + e], m[1 + e // per], r[e // per], scale[e % wide], shift[e % wide]
                         )
-                    store_vector(flat(y, dtype), y_at[0], "y", s, q, out)
+                    store_vector(flat(y, dtype), y_at[0], "y", s, at, out)
         if T.And(lane + rank == 0, number[0] < total):
             for g in T.unroll(stats):
-                c = s.channel(number[0], 0, g * per)
+                c = inner[0] * s.channels + g
                 if t.mean is not None:
                     flat(mean, "float32")[c] = m[1 + g]
                     flat(rstd, "float32")[c] = r[g]
                 if moments:
-                    at = (T.cast(number[0], "int64") * stats + g) * 2
-                    flat(scratch, "float32")[at] = m[1 + g]
-                    flat(scratch, "float32")[at + 1] = m[1 + stats + g] / (m[0] - 1.0)
+                    pair = (T.cast(number[0], "int64") * stats + g) * 2
+                    flat(scratch, "float32")[pair] = m[1 + g]
+                    flat(scratch, "float32")[pair + 1] = m[1 + stats + g] / (m[0] - 1.0)
                 elif running:
                     flat(running_mean, "float32")[c] = blend(flat(running_mean, "float32")[c], m[1 + g])
                     flat(running_var, "float32")[c] = blend(

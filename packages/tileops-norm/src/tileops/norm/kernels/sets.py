@@ -86,43 +86,36 @@ class Sets:
         """The number of sets, or bundles."""
         return count(self.instances, sizes) * self.count
 
-    def column(self, q: Any) -> Any:
-        """The place of a vector in its run."""
-        if self.run == 1:
-            return 0
-        return q if self.runs == (1,) else T.truncmod(q, self.run)
-
     def start(self, name: str, number: Any) -> Any:
         """The offset of a set, in units of its tensor."""
         lie = self.lies[name]
-        instance = T.truncdiv(number, self.count) if self.instances else 0
-        inner = number - instance * self.count
-        across = T.cast(inner, "int64") * (lie.step // lie.unit)
-        return across + T.cast(instance, "int64") * (lie.instance // lie.unit) if self.instances else across
+        if not self.instances:
+            return T.cast(number, "int64") * (lie.step // lie.unit)
+        instance = T.truncdiv(number, self.count)
+        across = T.cast(number - instance * self.count, "int64") * (lie.step // lie.unit)
+        return across + T.cast(instance, "int64") * (lie.instance // lie.unit)
 
-    def offset(self, name: str, q: Any) -> Any:
-        """The offset of a vector in its set, in units of its tensor."""
+    def offset(self, name: str, at: Any) -> Any:
+        """The offset of a located vector in its set, in units of its tensor."""
         lie = self.lies[name]
-        inside = T.cast(self.column(q), "int64") * (self.vec // lie.unit)
-        if self.runs == (1,):
-            return inside
-        across = T.truncdiv(q, self.run) if self.run > 1 else q
+        offset: Any = T.cast(at[0], "int64") * (self.vec // lie.unit)
+        if self.runs != (1,):
+            offset = offset + T.cast(at[1], "int64") * (lie.pitch // lie.unit)
         if self.split is not None:
-            instance = T.truncdiv(across, self.split)
-            across = across - instance * self.split
-            inside = inside + T.cast(instance, "int64") * (lie.instance // lie.unit)
-        return T.cast(across, "int64") * (lie.pitch // lie.unit) + inside
+            offset = offset + T.cast(at[2], "int64") * (lie.instance // lie.unit)
+        return offset
 
-    def channel(self, number: Any, q: Any, e: Any) -> Any:
-        """The channel of a vector's element."""
-        first = (number - T.truncdiv(number, self.count) * self.count if self.instances else number) * self.channels
+    def inner(self, number: Any) -> Any:
+        """The number of a set in its instance."""
+        return T.truncmod(number, self.count) if self.instances else number
+
+    def channel(self, column: Any, e: Any) -> Any:
+        """The channel, in its set, of an element of the vector at this place of a run, where positions are adjacent."""
         if self.channels == 1:
-            return first
-        if self.span == 1:
-            return first + self.column(q) * self.vec + e
+            return 0
         if self.span % self.vec == 0:
-            return first + T.truncdiv(self.column(q), self.span // self.vec)
-        return first + T.truncdiv(self.column(q) * self.vec + e, self.span)
+            return T.truncdiv(column, self.span // self.vec)
+        return T.truncdiv(column * self.vec + e, self.span)
 
     def steady(self, lanes: int) -> bool:
         """Whether the channels of a thread's vectors are always the same."""
@@ -152,15 +145,17 @@ def sets_of(tensors: Mapping[str, Form], groups: int | None) -> "Sets | str":
         vec = channels if whole else vector(each, dtype)
         run, span = channels // vec, 1
         runs: tuple[int | str, ...] = (B, S) if groups is None else (S,)
-        if groups is None and S == 1:
-            pitch = {name: s[0] for name, s in strides.items()}
+        if S == 1:
+            pitch = {name: s[0] if groups is None else 0 for name, s in strides.items()}
         elif groups is None and any(s[0] != S * pitch[name] for name, s in strides.items()):
             split = S
         step = dict.fromkeys(strides, channels)
     elif all(p == 1 or S == 1 for p in pitch.values()):
         if each > 1 and any(s[1] != S for s in strides.values()):
             return "the channels of a group do not lie side by side"
-        vec, channels, stats, span = vector(each * S, dtype), each, 1, S
+        vec, channels, stats, span = vector(S, dtype), each, 1, S
+        if vec * size < 8:  # then vectors of two channels, whose weights are found one by one, are still faster
+            vec = vector(each * S, dtype)
         run, runs = each * S // vec, (B,) if groups is None else (1,)
         pitch = {name: s[0] if groups is None else 0 for name, s in strides.items()}
         step = {name: each * s[1] for name, s in strides.items()}
@@ -199,34 +194,52 @@ def _pitch(sizes: Sequence[int | str], strides: Sequence[int]) -> int | None:
 
 
 @T.macro
-def load_vector(into, at, tensor, start, name, s, q):
-    """Vector q of a set that starts ``start`` units into a flat tensor."""
-    for h in T.unroll(s.vec // s.lies[name].unit):
-        for v in T.vectorized(s.lies[name].unit):
-            into[at + h * s.lies[name].unit + v] = tensor[(start + s.offset(name, q) + h) * s.lies[name].unit + v]
+def locate(at, q, s):
+    """Where vector q is: in which place of its run, in which run, of which instance. Divided here, as int32, once."""
+    at[1] = q
+    at[0] = 0
+    if s.runs == (1,):
+        at[0] = q
+    elif s.run > 1:
+        at[1] = T.truncdiv(q, s.run)
+        at[0] = q - at[1] * s.run
+    if s.split is not None:
+        at[2] = T.truncdiv(at[1], s.split)
+        at[1] = at[1] - at[2] * s.split
 
 
 @T.macro
-def store_vector(tensor, start, name, s, q, out):
+def load_vector(into, i, tensor, start, name, s, at):
+    """A located vector, the i-th of ``into``, of a set that starts ``start`` units into a flat tensor."""
     for h in T.unroll(s.vec // s.lies[name].unit):
         for v in T.vectorized(s.lies[name].unit):
-            tensor[(start + s.offset(name, q) + h) * s.lies[name].unit + v] = out[h * s.lies[name].unit + v]
+            into[i * s.vec + h * s.lies[name].unit + v] = tensor[
+                (start + s.offset(name, at) + h) * s.lies[name].unit + v
+            ]
 
 
 @T.macro
-def load_channels(into, tensor, s, number, q):
-    """What a vector needs of ``[C]``."""
-    if s.span == 1 and s.vec > 1:
-        for h in T.unroll(max(s.vec // 8, 1)):
+def store_vector(tensor, start, name, s, at, out):
+    for h in T.unroll(s.vec // s.lies[name].unit):
+        for v in T.vectorized(s.lies[name].unit):
+            tensor[(start + s.offset(name, at) + h) * s.lies[name].unit + v] = out[h * s.lies[name].unit + v]
+
+
+@T.macro
+def load_channels(into, tensor, s, inner, at):
+    """What a located vector needs of ``[C]``; ``inner`` is its set's number in the instance."""
+    if s.span == 1:
+        for h in T.unroll(-(-s.vec // 8)):
             for v in T.vectorized(min(s.vec, 8)):
-                into[h * 8 + v] = tensor[s.channel(number, q, h * 8 + v)]
+                into[h * 8 + v] = tensor[(inner * s.run + at[0]) * s.vec + h * 8 + v]
     else:
         for e in T.unroll(s.wide):
-            into[e] = tensor[s.channel(number, q, e)]
+            at[3] = inner * s.channels + s.channel(at[0], e)
+            into[e] = tensor[at[3]]
 
 
 @T.macro
-def add_vector(m, raw, at, tmp, s):
+def add_vector(m, raw, i, tmp, s):
     """Take a vector into a thread's moments: a count, then means, then sums of squares around them.
 
     Its own are taken first, then both are merged by the distance of the means, so that no digits are lost to it.
@@ -236,12 +249,12 @@ def add_vector(m, raw, at, tmp, s):
     for g in T.unroll(s.stats):
         tmp[1] = 0.0
         for e in T.unroll(s.per):
-            tmp[1] += T.cast(raw[at + g * s.per + e], "float32")
+            tmp[1] += T.cast(raw[i * s.vec + g * s.per + e], "float32")
         tmp[1] = tmp[1] * T.float32(1 / s.per)
         tmp[2] = 0.0
         if s.per > 1:
             for e in T.unroll(s.per):
-                tmp[3] = T.cast(raw[at + g * s.per + e], "float32") - tmp[1]
+                tmp[3] = T.cast(raw[i * s.vec + g * s.per + e], "float32") - tmp[1]
                 tmp[2] += tmp[3] * tmp[3]
         tmp[3] = tmp[1] - m[1 + g]
         # In this order nothing overflows at the first vector, whose distance counts for nothing.
@@ -273,33 +286,35 @@ def merge_sums(m, tmp, k):
 
 
 @T.macro
-def merge_set(m, tmp, k, merge, arg, part, own, parts, tx, rank, lanes, cluster):
-    """What the threads of a set have, merged in all of them: over warps, the block's warps, the cluster's blocks.
+def merge_set(m, tmp, k, merge, arg, part, tx, rank, lanes, cluster):
+    """What the threads of a set have, ``k`` numbers each, merged in all of them.
 
-    ``m`` has ``k`` numbers; ``part`` is ``[k, warps]``, ``own`` ``[1, k]`` and ``parts`` ``[1, cluster, k]``, shared.
+    First over a warp; then over the block's warps, whose numbers are the first rows of the shared ``part``; then over
+    the cluster's blocks, each of which sends what it has, the next row, into a row of its own in all of them. They are
+    rows of one tensor, since of several one might get the memory of another while others still read that.
     """
     merge(m, tmp, arg)
     if lanes > WARP:
         if tx % WARP == 0:
             for i in T.unroll(k):
-                part[i, tx // WARP] = m[i]
+                part[0, tx // WARP, i] = m[i]
         T.sync_threads()
         for i in T.unroll(k):
             m[i] = 0.0
             if tx % WARP < lanes // WARP:
-                m[i] = part[i, tx % WARP]
+                m[i] = part[0, tx % WARP, i]
         merge(m, tmp, arg)
     if cluster > 1:
         if tx == 0:
             for i in T.unroll(k):
-                own[0, i] = m[i]
+                part[0, lanes // WARP, i] = m[i]
         T.sync_threads()
         T.cluster_wait()  # until all blocks are there, and so is their shared memory
         for other in T.unroll(cluster):
-            T.copy_cluster(own[0, 0:k], parts[0, rank, 0:k], dst_block=other)
+            T.copy_cluster(part[0, lanes // WARP, 0:k], part[0, lanes // WARP + 1 + rank, 0:k], dst_block=other)
         T.cluster_sync()
         for i in T.unroll(k):
             m[i] = 0.0
             if tx % WARP < cluster:
-                m[i] = parts[0, tx % WARP, i]
+                m[i] = part[0, lanes // WARP + 1 + tx % WARP, i]
         merge(m, tmp, arg)
