@@ -31,7 +31,7 @@ def forward_outputs(call: Call, tensors: Mapping[str, Tensor | None]) -> dict[st
     forward, grad = _forward_of(call.entry, wanted)
     checker = torch_ops.checker_of(forward)
     given = {t.expr.id: call.params[n] for n, t in grad.params.items() if isinstance(t.expr, Name)}
-    switches = (forward.signature.outputs[output].when for output in wanted.values())
+    switches = (grad.when, *(forward.signature.outputs[output].when for output in wanted.values()))
     given |= {when.expr.id: True for when in switches if when is not None and isinstance(when.expr, Name)}
     sources = {t.expr.id: n for n, t in grad.inputs.items() if isinstance(t.expr, Name)}
     inputs = {n: tensors.get(sources[n]) if n in sources else None for n in forward.signature.inputs}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tileops.core.bench.rivals import Missing, Rival, compiled, on_gpu, package
-from tileops.norm import baselines_fused_add
+from tileops.norm import baselines_channels, baselines_fused_add
 
 LIGER_LONGEST = 65536  # elements of a row, one block of Triton's
 
@@ -251,4 +251,5 @@ RIVALS = {
     },
     "RMSNormBwdOp": {"compile": compiled_rms_norm_bwd, "liger": liger_rms_norm_bwd, "quack": quack_rms_norm_bwd},
     **baselines_fused_add.RIVALS,
+    **baselines_channels.RIVALS,
 }

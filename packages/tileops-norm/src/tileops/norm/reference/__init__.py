@@ -4,16 +4,22 @@ Each function is both the oracle and the cpu backend. Given a float64 ``x`` it c
 other it computes in float32 and rounds each output to its dtype once.
 """
 
+from tileops.norm.reference.batch_norm import batch_norm, batch_norm_bwd
 from tileops.norm.reference.fused_add_layer_norm import fused_add_layer_norm
 from tileops.norm.reference.fused_add_rms_norm import fused_add_rms_norm
 from tileops.norm.reference.fused_add_rms_norm_quant import fused_add_rms_norm_quant
+from tileops.norm.reference.group_norm import group_norm, instance_norm
 from tileops.norm.reference.layer_norm import layer_norm, layer_norm_bwd
 from tileops.norm.reference.rms_norm import rms_norm, rms_norm_bwd
 
 __all__ = [
+    "batch_norm",
+    "batch_norm_bwd",
     "fused_add_layer_norm",
     "fused_add_rms_norm",
     "fused_add_rms_norm_quant",
+    "group_norm",
+    "instance_norm",
     "layer_norm",
     "layer_norm_bwd",
     "rms_norm",
