@@ -96,7 +96,7 @@ class FusedQKNormRoPEHeads(Kernel):
                 item = T.alloc_local((1,), "int32")
                 token = T.alloc_local((1,), "int32")
                 head = T.alloc_local((1,), "int32")
-                start = T.alloc_local((2,), "int64")
+                start = T.alloc_local((3,), "int64")
                 raw = T.alloc_local((held,), p.dtype)
                 scale = T.alloc_local((held,), p.scale_dtype)
                 cos = T.alloc_local((config.chunks * vec,), p.cache_dtype)
@@ -116,6 +116,7 @@ class FusedQKNormRoPEHeads(Kernel):
                 if token[0] < tokens:
                     start[0] = p.place.start(token[0], sizes) + T.cast(head[0], "int64") * (d.D // p.place.unit)
                     start[1] = p.cache.start(flat(positions, "int64")[T.cast(token[0], "int64")], sizes)
+                    start[2] = start[1] + d.R // 2 // p.cache.unit
                     for i in T.unroll(config.chunks):
                         j = i * config.lanes + lane
                         for k in T.unroll(2):
@@ -128,9 +129,10 @@ class FusedQKNormRoPEHeads(Kernel):
                                 else:
                                     read(scale, at, flat(k_weight, p.scale_dtype), T.int64(0), p.scale_unit, n, vec)
                         if d.turns(j):
-                            table, unit = flat(cos_sin_cache, p.cache_dtype), p.cache.unit
-                            read(cos, i * vec, table, start[1], unit, j * vec, vec)
-                            read(sin, i * vec, table, start[1], unit, d.R // 2 + j * vec, vec)
+                            at = i * vec
+                            n = j * vec
+                            read(cos, at, flat(cos_sin_cache, p.cache_dtype), start[1], p.cache.unit, n, vec)
+                            read(sin, at, flat(cos_sin_cache, p.cache_dtype), start[2], p.cache.unit, n, vec)
                 clear(acc, ACCUMULATORS)
                 for i in T.unroll(held):
                     x[i] = T.cast(raw[i], "float32")
