@@ -13,7 +13,7 @@ from tileops.core.families import find_entry
 from tileops.core.inputs import make_inputs
 from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
-from tileops.norm import baselines_channels
+from tileops.norm.baselines import channels as baselines_channels
 
 ENTRIES = [find_entry(name) for name in baselines_channels.RIVALS]
 

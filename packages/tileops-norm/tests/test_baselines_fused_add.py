@@ -19,7 +19,8 @@ from tileops.core.families import find_entry
 from tileops.core.inputs import make_inputs
 from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
-from tileops.norm import FusedAddRMSNormFwdOp, baselines_fused_add
+from tileops.norm import FusedAddRMSNormFwdOp
+from tileops.norm.baselines import fused_add as baselines_fused_add
 from tileops.norm.reference import rms_norm
 
 RMS, LN, QUANT = (find_entry(f"FusedAdd{name}FwdOp") for name in ("RMSNorm", "LayerNorm", "RMSNormQuant"))

@@ -19,7 +19,8 @@ from tileops.core.families import find_entry
 from tileops.core.inputs import make_inputs
 from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
-from tileops.norm import GatedRMSNormFwdOp, baselines, reference
+from tileops.norm import GatedRMSNormFwdOp, reference
+from tileops.norm.baselines import conditioned as baselines
 
 OPS = ["AdaLayerNormFwdOp", "AdaLayerNormZeroFwdOp", "GatedRMSNormFwdOp", "FusedQKNormRoPEFwdOp"]
 

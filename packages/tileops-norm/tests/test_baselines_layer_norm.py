@@ -14,7 +14,8 @@ from tileops.core.families import find_entry
 from tileops.core.inputs import make_inputs
 from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
-from tileops.norm import LayerNormFwdOp, baselines, reference
+from tileops.norm import LayerNormFwdOp, reference
+from tileops.norm.baselines import layer_norm as baselines
 
 ENTRIES = [find_entry(name) for name in ("LayerNormFwdOp", "LayerNormBwdOp")]
 

@@ -18,7 +18,8 @@ from tileops.core.families import find_entry
 from tileops.core.inputs import make_inputs
 from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
-from tileops.norm import RMSNormFwdOp, baselines, reference
+from tileops.norm import RMSNormFwdOp, reference
+from tileops.norm.baselines import rms_norm as baselines
 
 FORWARD, BACKWARD = find_entry("RMSNormFwdOp"), find_entry("RMSNormBwdOp")
 

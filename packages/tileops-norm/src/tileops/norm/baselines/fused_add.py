@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tileops.core.bench.rivals import Missing, Rival, compiled, on_gpu, package
 from tileops.core.dtypes import torch_dtype
-
-LIGER_LONGEST = 65536  # elements of a row, one block of Triton's
+from tileops.norm.baselines.common import LIGER_LONGEST
 
 
 def _rms(total: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
