@@ -129,3 +129,23 @@ def test_a_bad_row_leaves_the_others_alone(device: str) -> None:
 def test_calls_that_do_not_fit(params: dict[str, Any], shapes: list[Any], message: str, device: str) -> None:
     with pytest.raises(CheckError, match=message):
         FusedAddLayerNormFwdOp(**params)(*(normal(*shape, device=device) for shape in shapes))
+
+
+@pytest.mark.parametrize("T", DTYPES)
+@pytest.mark.parametrize("N", [96, 1536])
+def test_gradients(N: int, T: torch.dtype, device: str) -> None:
+    """By autograd in float64 through the very sum that was rounded; residual_out has a gradient of its own."""
+    inputs = random(3, 5, N, device=device, dtype=T)
+    gradients = [normal(3, 5, N, device=device, dtype=T, seed=seed) for seed in (7, 8)]
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    torch.autograd.backward(FusedAddLayerNormFwdOp()(*leaves), gradients)
+    exact = [t.double().requires_grad_() for t in inputs]
+    total = exact[0] + exact[1]
+    total = total + ((inputs[0] + inputs[1]).double() - total).detach()
+    y = F.layer_norm(total, (N,), exact[2], exact[3])
+    torch.autograd.backward([y, total], [g.double() for g in gradients])
+    eps = torch.finfo(T).eps
+    for leaf, true in zip(leaves, exact, strict=True):
+        assert leaf.grad is not None
+        assert true.grad is not None
+        torch.testing.assert_close(leaf.grad.double(), true.grad, rtol=4 * eps, atol=2 * eps * true.grad.abs().max())
