@@ -171,6 +171,7 @@ def test_the_order_of_a_sum_is_that_of_the_shape(
     [
         (set_norm.Config(512, 4, threads=512, resident=5), "more threads"),
         (set_norm.Config(1024, 16, threads=1024), "more registers"),
+        (set_norm.Config(32, 1, 2, threads=32), "a cluster of single warps"),
         (set_norm.Config(256, 4, threads=256, resident=1), None),
     ],
 )

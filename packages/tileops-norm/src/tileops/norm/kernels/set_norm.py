@@ -40,6 +40,8 @@ def excluded(config: Config, s: Sets, dtype: str, tensors: int = 1) -> str | Non
     """Why a config is left out, or None; ``tensors`` are read at once."""
     if config.threads * config.resident > MAX_RESIDENT:
         return "more threads than a multiprocessor has"
+    if config.cluster > 1 and config.threads == WARP:
+        return "a cluster of single warps, which can't send a bundle's numbers at once"
     held = tensors * config.chunks * words(s.vec, dtype) + 3 * s.stats + 2 * s.wide
     if held + 32 > min(255, REGISTERS // (config.threads * config.resident)):
         return "more registers than a thread has"
