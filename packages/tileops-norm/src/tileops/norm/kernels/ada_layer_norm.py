@@ -2,6 +2,9 @@
 
 What conditions a row is found by its leading axes, which broadcast: all tokens of a sequence read the same row of scale
 and shift, which stays in the caches.
+
+Where a row lies far from zero its mean has few digits left. So the differences from it are summed beside their squares:
+their mean is what the mean lacks, and is taken off, too.
 """
 
 from collections.abc import Iterator
@@ -14,7 +17,7 @@ import tilelang.language as T
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.program import tensors
-from tileops.norm.kernels.operands import Broadcast, Config, configs, read, sum_row
+from tileops.norm.kernels.operands import Broadcast, Config, configs, give_row, meet, read, take_row
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
@@ -39,8 +42,8 @@ class AdaLayerNormRows(Kernel):
     """Rows in registers, one read and one write of each element of x: wins wherever a row fits.
 
     A row is shared by some lanes of a warp, by a block, or by a cluster of up to 8 blocks. Its mean comes first, and
-    then the sum of squared differences from it, both from registers. Where registers allow, scale, shift and gate are
-    loaded while the row is on its way.
+    then the sums of the differences from it and of their squares, all from registers. Where registers allow, scale,
+    shift and gate are loaded while the row is on its way.
     """
 
     archs = ARCHS
@@ -79,10 +82,13 @@ class AdaLayerNormRows(Kernel):
             gate_raw = T.alloc_local((operand,), p.dtype)
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((ACCUMULATORS,), "float32")
+            acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
+            difference = T.alloc_local((1,), "float32")
             mean = T.alloc_local((1,), "float32")
+            rest = T.alloc_local((1,), "float32")
             rstd = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((2, config.threads // WARP), "float32")
-            parts = T.alloc_shared((2, cluster, config.threads // WARP), "float32")
+            part = T.alloc_shared((3, config.threads // WARP), "float32")
+            parts = T.alloc_shared((3, cluster, config.threads // WARP), "float32")
             if cluster > 1:
                 T.cluster_arrive_relaxed()
             if deal.ragged or not exact:
@@ -106,16 +112,27 @@ class AdaLayerNormRows(Kernel):
             mean[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
             if cluster > 1:
                 T.cluster_wait()
-            sum_row(mean, part, parts, 0, tx, config, rank)
+            give_row(mean, part, parts, 0, tx, config, rank)
+            meet(config)
+            take_row(mean, part, parts, 0, tx, config)
             mean[0] = mean[0] / T.float32(p.n)
             clear(acc, ACCUMULATORS)
+            clear(acc_rest, ACCUMULATORS)
             for i in T.unroll(deal.chunks):
                 if deal.has(deal.chunk(i, lane, rank)):
                     for v in T.unroll(p.vec):
-                        acc[v % ACCUMULATORS] += p.squared(raw[i * p.vec + v], mean[0])
+                        difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
+                        acc[v % ACCUMULATORS] += difference[0] * difference[0]
+                        acc_rest[v % ACCUMULATORS] += difference[0]
             rstd[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            sum_row(rstd, part, parts, 1, tx, config, rank)
-            rstd[0] = T.rsqrt(rstd[0] / T.float32(p.n) + T.float32(p.eps))
+            rest[0] = (acc_rest[0] + acc_rest[1]) + (acc_rest[2] + acc_rest[3])
+            give_row(rstd, part, parts, 1, tx, config, rank)
+            give_row(rest, part, parts, 2, tx, config, rank)
+            meet(config)
+            take_row(rstd, part, parts, 1, tx, config)
+            take_row(rest, part, parts, 2, tx, config)
+            rest[0] = rest[0] / T.float32(p.n)
+            rstd[0] = p.rstd(rstd[0], rest[0])
             if exact or row[0] < rows:
                 for i in T.unroll(deal.chunks):
                     chunk = deal.chunk(i, lane, rank)
@@ -130,6 +147,7 @@ class AdaLayerNormRows(Kernel):
                             out[v] = p.modulated(
                                 raw[i * p.vec + v],
                                 mean[0],
+                                rest[0],
                                 rstd[0],
                                 scale_raw[at + v],
                                 shift_raw[at + v],
@@ -178,9 +196,12 @@ class AdaLayerNormStream(Kernel):
             gate_raw = T.alloc_local((p.vec,), p.dtype)
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((ACCUMULATORS,), "float32")
+            acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
+            difference = T.alloc_local((1,), "float32")
             mean = T.alloc_local((1,), "float32")
+            rest = T.alloc_local((1,), "float32")
             rstd = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((2, warps), "float32")
+            part = T.alloc_shared((3, warps), "float32")
             start[0] = p.place.start(block, sizes)
             start[1] = p.scale.start(block, sizes)
             start[2] = p.shift.start(block, sizes)
@@ -198,17 +219,24 @@ class AdaLayerNormStream(Kernel):
             take_block(mean, part, 0, tx, warps)
             mean[0] = mean[0] / T.float32(p.n)
             clear(acc, ACCUMULATORS)
+            clear(acc_rest, ACCUMULATORS)
             for step in T.serial(steps):
                 load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                 for i in T.unroll(config.chunks):
                     if deal.has(deal.chunk(i, tx, step)):
                         for v in T.unroll(p.vec):
-                            acc[v % ACCUMULATORS] += p.squared(raw[i * p.vec + v], mean[0])
+                            difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
+                            acc[v % ACCUMULATORS] += difference[0] * difference[0]
+                            acc_rest[v % ACCUMULATORS] += difference[0]
             rstd[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+            rest[0] = (acc_rest[0] + acc_rest[1]) + (acc_rest[2] + acc_rest[3])
             give_block(rstd, part, 1, tx)
+            give_block(rest, part, 2, tx)
             T.sync_threads()
             take_block(rstd, part, 1, tx, warps)
-            rstd[0] = T.rsqrt(rstd[0] / T.float32(p.n) + T.float32(p.eps))
+            take_block(rest, part, 2, tx, warps)
+            rest[0] = rest[0] / T.float32(p.n)
+            rstd[0] = p.rstd(rstd[0], rest[0])
             for step in T.serial(steps):
                 load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                 for i in T.unroll(config.chunks):
@@ -222,6 +250,7 @@ class AdaLayerNormStream(Kernel):
                             out[v] = p.modulated(
                                 raw[i * p.vec + v],
                                 mean[0],
+                                rest[0],
                                 rstd[0],
                                 scale_raw[v],
                                 shift_raw[v],
@@ -258,13 +287,13 @@ class Problem:
         places = (form and Broadcast.of(form, leading, vec) for form in operands)
         return cls(n, vec, tuple(leading), x.dtype, static["eps"], Place.of(x, 1, vec), *places)
 
-    def squared(self, x: Any, mean: Any) -> Any:
-        """The square of an element's difference from the mean."""
-        return (T.cast(x, "float32") - mean) * (T.cast(x, "float32") - mean)
+    def rstd(self, squares: Any, rest: Any) -> Any:
+        """From the sum of squared differences from the mean, and the mean of these differences."""
+        return T.rsqrt(T.max(squares / T.float32(self.n) - rest * rest, T.float32(0.0)) + T.float32(self.eps))
 
-    def modulated(self, x: Any, mean: Any, rstd: Any, scale: Any, shift: Any, gate: Any) -> Any:
+    def modulated(self, x: Any, mean: Any, rest: Any, rstd: Any, scale: Any, shift: Any, gate: Any) -> Any:
         """One element of y: all in float32, rounded once."""
-        y = (T.cast(x, "float32") - mean) * rstd * (T.float32(1.0) + T.cast(scale, "float32"))
+        y = (T.cast(x, "float32") - mean - rest) * rstd * (T.float32(1.0) + T.cast(scale, "float32"))
         y = y + T.cast(shift, "float32")
         return T.cast(y if gate is None else y * T.cast(gate, "float32"), self.dtype)
 

@@ -10,7 +10,7 @@ import tilelang.language as T
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.program import tensors
-from tileops.norm.kernels.operands import Config, configs, read, sum_row
+from tileops.norm.kernels.operands import Config, configs, give_row, meet, read, take_row
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
@@ -100,7 +100,9 @@ class GatedRMSNormRows(Kernel):
                 total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
                 if cluster > 1:
                     T.cluster_wait()
-                sum_row(total, part, parts, 0, tx, config, rank)
+                give_row(total, part, parts, 0, tx, config, rank)
+                meet(config)
+                take_row(total, part, parts, 0, tx, config)
                 total[0] = T.rsqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
                 if exact or row[0] < rows:
                     for i in T.unroll(deal.chunks):

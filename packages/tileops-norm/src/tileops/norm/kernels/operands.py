@@ -129,18 +129,32 @@ def read(into, at, tensor, start, unit, offset, n):
 
 
 @T.macro
-def sum_row(value, part, parts, buffer, tx, config, rank):
-    """The sum of a row's shares, in each of its threads; each sum of a program has a ``buffer`` of its own.
+def give_row(value, part, parts, buffer, tx, config, rank):
+    """Give a thread's share of a row's sum; each sum of a program has a ``buffer`` of its own.
 
-    In a cluster, all blocks must have met at a barrier before the first.
+    ``take_row`` has it behind ``meet``. In a cluster, all blocks must have met at a barrier before the first.
     """
     if config.cluster > 1:
         give_cluster(value, part, parts, buffer, tx, config.threads // WARP, rank, config.cluster)
-        T.cluster_sync()
-        take_cluster(value, parts, buffer, tx, config.threads // WARP, config.cluster)
     elif config.lanes > WARP:
         give_block(value, part, buffer, tx)
-        T.sync_threads()
-        take_block(value, part, buffer, tx, config.threads // WARP)
     else:
         sum_lanes(value, 1, config.lanes)
+
+
+@T.macro
+def meet(config):
+    """The barrier of those that share a row."""
+    if config.cluster > 1:
+        T.cluster_sync()
+    elif config.lanes > WARP:
+        T.sync_threads()
+
+
+@T.macro
+def take_row(value, part, parts, buffer, tx, config):
+    """The sum of a row's shares, in each of its threads."""
+    if config.cluster > 1:
+        take_cluster(value, parts, buffer, tx, config.threads // WARP, config.cluster)
+    elif config.lanes > WARP:
+        take_block(value, part, buffer, tx, config.threads // WARP)
