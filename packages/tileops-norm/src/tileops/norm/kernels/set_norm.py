@@ -94,9 +94,9 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         if t.bias is not None:
             load_channels(shift, flat(bias, bias_dtype), s, inner, at)
 
-    def normal(x: Any, pivot: Any, mean: Any, rstd: Any, scale: Any, shift: Any) -> Any:
+    def normal(x: Any, mean: Any, rest: Any, rstd: Any, scale: Any, shift: Any) -> Any:
         """One element of y: all in float32, rounded once."""
-        y = (T.cast(x, "float32") - pivot - mean) * rstd
+        y = (T.cast(x, "float32") - mean - rest) * rstd
         y = y * T.cast(scale, "float32") if t.weight is not None else y
         y = y + T.cast(shift, "float32") if t.bias is not None else y
         return T.cast(y, dtype)
@@ -146,6 +146,11 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
             merge_set(m, tmp, k, merge_moments, stats, part, tx, rank, lanes, cluster)
             for g in T.unroll(stats):
                 r[g] = T.rsqrt(m[1 + stats + g] / T.max(m[0], 1.0) + T.float32(eps))
+                # From here on the pivot is the mean, and what rounding took off that is in the mean's place.
+                tmp[0] = pivot[g] + m[1 + g]
+                tmp[1] = tmp[0] - pivot[g]
+                m[1 + g] = (pivot[g] - (tmp[0] - tmp[1])) + (m[1 + g] - tmp[1])
+                pivot[g] = tmp[0]
         if steady:
             if at_once == 1 or number[0] < total:
                 locate(at, lane, s)
@@ -169,16 +174,15 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         if T.And(lane + rank == 0, number[0] < total):
             for g in T.unroll(stats):
                 c = inner[0] * s.channels + g
-                m[1 + g] = pivot[g] + m[1 + g]
                 if t.mean is not None:
-                    flat(mean, "float32")[c] = m[1 + g]
+                    flat(mean, "float32")[c] = pivot[g]
                     flat(rstd, "float32")[c] = r[g]
                 if moments:
                     pair = (T.cast(number[0], "int64") * stats + g) * 2
-                    flat(scratch, "float32")[pair] = m[1 + g]
+                    flat(scratch, "float32")[pair] = pivot[g]
                     flat(scratch, "float32")[pair + 1] = m[1 + stats + g] / (m[0] - 1.0)
                 elif running:
-                    flat(running_mean, "float32")[c] = blend(flat(running_mean, "float32")[c], m[1 + g])
+                    flat(running_mean, "float32")[c] = blend(flat(running_mean, "float32")[c], pivot[g])
                     flat(running_var, "float32")[c] = blend(
                         flat(running_var, "float32")[c], m[1 + stats + g] / (m[0] - 1.0)
                     )
