@@ -42,7 +42,7 @@ def excluded(config: Config, s: Sets, dtype: str, tensors: int = 1) -> str | Non
         return "more threads than a multiprocessor has"
     if config.cluster > 1 and config.threads == WARP:
         return "a cluster of single warps, which can't send a bundle's numbers at once"
-    held = tensors * config.chunks * words(s.vec, dtype) + 3 * s.stats + 2 * s.wide
+    held = tensors * config.chunks * words(s.vec, dtype) + 4 * s.stats + 2 * s.wide
     if held + 32 > min(255, REGISTERS // (config.threads * config.resident)):
         return "more registers than a thread has"
     return None
@@ -94,9 +94,9 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         if t.bias is not None:
             load_channels(shift, flat(bias, bias_dtype), s, inner, at)
 
-    def normal(x: Any, mean: Any, rstd: Any, scale: Any, shift: Any) -> Any:
+    def normal(x: Any, mean: Any, rest: Any, rstd: Any, scale: Any, shift: Any) -> Any:
         """One element of y: all in float32, rounded once."""
-        y = (T.cast(x, "float32") - mean) * rstd
+        y = (T.cast(x, "float32") - mean - rest) * rstd
         y = y * T.cast(scale, "float32") if t.weight is not None else y
         y = y + T.cast(shift, "float32") if t.bias is not None else y
         return T.cast(y, dtype)
@@ -117,6 +117,7 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         scale = T.alloc_local((wide,), weight_dtype)
         shift = T.alloc_local((wide,), bias_dtype)
         m = T.alloc_local((k,), "float32")
+        pivot = T.alloc_local((stats,), "float32")
         r = T.alloc_local((stats,), "float32")
         tmp = T.alloc_local((4,), "float32")
         part = T.alloc_shared((1, config.threads // WARP + 1 + cluster, k), "float32")
@@ -127,21 +128,29 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         x_at[0] = s.start("x", number[0])
         y_at[0] = s.start("y", number[0])
         clear(m, k)
-        clear(r, stats)
+        clear(pivot, stats)
         if given:
             for g in T.unroll(stats):
-                m[1 + g] = flat(running_mean, "float32")[inner[0] * s.channels + g]
+                pivot[g] = flat(running_mean, "float32")[inner[0] * s.channels + g]
                 r[g] = T.rsqrt(flat(running_var, "float32")[inner[0] * s.channels + g] + T.float32(eps))
         else:
+            if at_once == 1 or number[0] < total:
+                for g in T.unroll(stats):
+                    pivot[g] = T.cast(flat(x, dtype)[x_at[0] * s.lies["x"].unit + g * per], "float32")
             for step in T.serial(steps):
                 load_all(raw, x, x_at[0], number[0], step, rank, lane, at)
                 for i in T.unroll(chunks):
                     q = ((step * cluster + rank) * chunks + i) * lanes + lane
                     if inside(number[0], q):
-                        add_vector(m, raw, i, tmp, s)
+                        add_vector(m, raw, i, pivot, tmp, s)
             merge_set(m, tmp, k, merge_moments, stats, part, tx, rank, lanes, cluster)
             for g in T.unroll(stats):
                 r[g] = T.rsqrt(m[1 + stats + g] / T.max(m[0], 1.0) + T.float32(eps))
+                # From here on the pivot is the mean, and what rounding took off that is in the mean's place.
+                tmp[0] = pivot[g] + m[1 + g]
+                tmp[1] = tmp[0] - pivot[g]
+                m[1 + g] = (pivot[g] - (tmp[0] - tmp[1])) + (m[1 + g] - tmp[1])
+                pivot[g] = tmp[0]
         if steady:
             if at_once == 1 or number[0] < total:
                 locate(at, lane, s)
@@ -158,21 +167,22 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
                         load_affine(scale, shift, weight, bias, inner[0], at)
                     for e in T.unroll(vec):
                         out[e] = normal(
-                            raw[i * vec + e], m[1 + e // per], r[e // per], scale[e % wide], shift[e % wide]
-                        )
+                            raw[i * vec + e], pivot[e // per], m[1 + e // per], r[e // per],
+                            scale[e % wide], shift[e % wide],
+                        )  # fmt: skip
                     store_vector(flat(y, dtype), y_at[0], "y", s, at, out)
         if T.And(lane + rank == 0, number[0] < total):
             for g in T.unroll(stats):
                 c = inner[0] * s.channels + g
                 if t.mean is not None:
-                    flat(mean, "float32")[c] = m[1 + g]
+                    flat(mean, "float32")[c] = pivot[g]
                     flat(rstd, "float32")[c] = r[g]
                 if moments:
                     pair = (T.cast(number[0], "int64") * stats + g) * 2
-                    flat(scratch, "float32")[pair] = m[1 + g]
+                    flat(scratch, "float32")[pair] = pivot[g]
                     flat(scratch, "float32")[pair + 1] = m[1 + stats + g] / (m[0] - 1.0)
                 elif running:
-                    flat(running_mean, "float32")[c] = blend(flat(running_mean, "float32")[c], m[1 + g])
+                    flat(running_mean, "float32")[c] = blend(flat(running_mean, "float32")[c], pivot[g])
                     flat(running_var, "float32")[c] = blend(
                         flat(running_var, "float32")[c], m[1 + stats + g] / (m[0] - 1.0)
                     )

@@ -119,7 +119,9 @@ class Sets:
 
     def steady(self, lanes: int) -> bool:
         """Whether the channels of a thread's vectors are always the same."""
-        return self.channels == 1 or (self.span == 1 and (self.run == 1 or lanes % self.run == 0))
+        if self.channels == 1:
+            return True
+        return self.span == 1 and (self.run == 1 or (self.runs != (1,) and lanes % self.run == 0))
 
 
 def sets_of(tensors: Mapping[str, Form], groups: int | None) -> "Sets | str":
@@ -239,22 +241,23 @@ def load_channels(into, tensor, s, inner, at):
 
 
 @T.macro
-def add_vector(m, raw, i, tmp, s):
+def add_vector(m, raw, i, pivot, tmp, s):
     """Take a vector into a thread's moments: a count, then means, then sums of squares around them.
 
-    Its own are taken first, then both are merged by the distance of the means, so that no digits are lost to it.
+    Values count from ``pivot``, one of their set: however far from zero they are, no digits are lost to that. A
+    vector's own moments are taken first, then merged by the distance of the means.
     """
     m[0] += T.float32(s.per)
     tmp[0] = T.float32(s.per) / m[0]
     for g in T.unroll(s.stats):
         tmp[1] = 0.0
         for e in T.unroll(s.per):
-            tmp[1] += T.cast(raw[i * s.vec + g * s.per + e], "float32")
+            tmp[1] += T.cast(raw[i * s.vec + g * s.per + e], "float32") - pivot[g]
         tmp[1] = tmp[1] * T.float32(1 / s.per)
         tmp[2] = 0.0
         if s.per > 1:
             for e in T.unroll(s.per):
-                tmp[3] = T.cast(raw[i * s.vec + g * s.per + e], "float32") - tmp[1]
+                tmp[3] = T.cast(raw[i * s.vec + g * s.per + e], "float32") - pivot[g] - tmp[1]
                 tmp[2] += tmp[3] * tmp[3]
         tmp[3] = tmp[1] - m[1 + g]
         # In this order nothing overflows at the first vector, whose distance counts for nothing.
@@ -264,18 +267,14 @@ def add_vector(m, raw, i, tmp, s):
 
 @T.macro
 def merge_moments(m, tmp, stats):
-    """The moments of a warp's lanes as one, in all of them. Only lanes behind the last that has a value may be empty.
-
-    Means are taken as distances from the first lane's: of equal ones the mean is exact.
-    """
+    """The moments of a warp's lanes as one, in all of them; a lane may be empty."""
     tmp[0] = T.warp_reduce_sum(m[0])
     tmp[1] = 1.0 / T.max(tmp[0], 1.0)
     for g in T.unroll(stats):
-        tmp[2] = T.shfl_sync(m[1 + g], 0)
-        tmp[3] = T.warp_reduce_sum(m[0] * (m[1 + g] - tmp[2])) * tmp[1]
-        m[1 + g] = m[1 + g] - tmp[2] - tmp[3]
-        m[1 + stats + g] = T.warp_reduce_sum(m[1 + stats + g] + m[0] * m[1 + g] * m[1 + g])
-        m[1 + g] = tmp[2] + tmp[3]
+        tmp[2] = T.warp_reduce_sum(m[0] * m[1 + g]) * tmp[1]
+        tmp[3] = m[1 + g] - tmp[2]
+        m[1 + stats + g] = T.warp_reduce_sum(m[1 + stats + g] + m[0] * tmp[3] * tmp[3])
+        m[1 + g] = tmp[2]
     m[0] = tmp[0]
 
 

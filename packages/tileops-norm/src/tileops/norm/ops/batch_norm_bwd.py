@@ -28,7 +28,7 @@ class BatchNormBwdOp(Op):
     """
 
     kernels = ("batch_norm_bwd:BatchNormBwd",)
-    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (16, 64, 256, 1024)}  # a channel's size goes with it
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (1, 16, 64, 256, 1024)}  # a channel's size goes with it
 
     def __call__(
         self, dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor

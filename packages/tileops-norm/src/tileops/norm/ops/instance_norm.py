@@ -33,7 +33,9 @@ class InstanceNormFwdOp(Op):
     """
 
     kernels = ("group_norm:GroupNormHeld", "group_norm:GroupNormWalk", "batch_norm:BatchNorm")
-    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (16, 64, 256, 1024)}  # scratch memory is for the largest
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "B": (1, 16, 64, 256, 1024)
+    }  # scratch memory is for the largest
     use_input_stats: bool = True
     momentum: float = 0.1
     eps: float = 1e-5
