@@ -295,7 +295,7 @@ def _graph(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
             others = make_inputs(call, device, seed)
             for x in results.values():
                 if x is not None:
-                    x.view(torch.uint8).fill_(0x7F)
+                    x.as_strided((x.numel(),), (1,)).view(torch.uint8).fill_(0x7F)  # dense, in any order of axes
             for x, other in zip(inputs.values(), others.values(), strict=True):
                 if x is not None and other is not None:
                     x.copy_(other)

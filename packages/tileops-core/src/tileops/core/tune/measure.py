@@ -150,7 +150,7 @@ def _poisoned(empty: Any) -> Any:
 
     def poisoned(size: Any, stride: Any, dtype: Any) -> Tensor:
         made: Tensor = empty(size, stride, dtype)
-        made.view(-1).view(torch.uint8).fill_(POISON)
+        made.as_strided((made.numel(),), (1,)).view(torch.uint8).fill_(POISON)  # dense, in any order of axes
         return made
 
     return poisoned
