@@ -39,7 +39,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 Inputs = tuple[Tensor | None, ...]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Plan:
     """``launch`` gives what the caller gets, or MISS where a call is not of its kind; ``outputs`` says what that holds.
 
@@ -55,7 +55,7 @@ class Plan:
     moving: tuple[str, ...] = ()
     choice: Any = None
     settle: Callable[[Call], Plan] | None = None
-    settled: dict[Any, tuple[Guard, Callable[..., Any]]] = attrs.field(factory=dict, eq=False)
+    settled: dict[Any, tuple[Guard, Callable[..., Any]]] = attrs.field(factory=dict)
 
 
 class Local(threading.local):
