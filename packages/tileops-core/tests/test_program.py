@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -144,6 +145,64 @@ def test_all_that_a_program_depends_on_is_in_its_key(other):
     key = program.Recipe(Some(), STATIC, Config(), H200, TARGET).key
     assert key == program.Recipe(Some(), STATIC, Config(), H200, dict(TARGET)).key
     assert key != program.Recipe(*other).key
+
+
+def test_a_key_changes_with_the_modules_beside_the_kernels_that_it_imports(tmp_path, monkeypatch):
+    """So that an edit of one kernel leaves the programs of the others."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "some_kernels"
+    folder.mkdir()
+    texts = {
+        "__init__": "",
+        "a": "import json\nfrom some_kernels.shared import SIZE",
+        "b": "from . import other",
+        "shared": "from .deeper import SIZE",
+        "deeper": "SIZE = 1",
+        "other": "",
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    uses = {"a": {"a", "shared", "deeper"}, "b": {"b", "__init__", "other"}}
+    for name in texts:
+        importlib.import_module(f"some_kernels.{name}")
+
+    def digests():
+        program.sources_digest.cache_clear()
+        return {name: program.sources_digest(f"some_kernels.{name}") for name in uses}
+
+    for edited in texts:
+        before = digests()
+        (folder / f"{edited}.py").write_text(texts[edited] + "\n# edited\n")
+        assert {name for name, digest in digests().items() if digest != before[name]} == {
+            name for name in uses if edited in uses[name]
+        }
+
+
+def _slow(recipe) -> None:
+    Path(os.environ["STARTED"]).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def test_a_killed_build_leaves_no_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    process = multiprocessing.get_context("spawn").Process(target=_build_slowly)
+    process.start()
+    until(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text())
+    worker = int((tmp_path / "started").read_text())
+    process.kill()
+    until(lambda: not Path(f"/proc/{worker}").exists())
+
+
+def _build_slowly() -> None:
+    program._failure_of = _slow
+    list(program.build([program.Recipe(Some(), STATIC, Config(), H200, TARGET)], 1))
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_missing_tilelang_says_what_to_install(monkeypatch):

@@ -7,7 +7,9 @@ beside its place and moved there whole, and read only if the digest holds.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -140,13 +142,25 @@ def build(recipes: Iterable[Recipe], workers: int | None = None) -> Iterator[tup
     if not todo:
         return
     workers = min(len(todo), workers or os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
         done = {pool.submit(_failure_of, recipe): recipe for recipe in todo}
         try:
             for future in as_completed(done):
                 yield done[future], future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _failure_of(recipe: Recipe) -> str | None:
@@ -184,11 +198,34 @@ def tensors(static: Static) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @cache
 def sources_digest(module: str) -> str:
-    """Of all sources beside a kernel's module and of the contract: whatever its programs may come from."""
+    """Of the contract and of a kernel's module with the modules beside it that it imports."""
+    sources = {module: _source(module)}
+    todo = [module]
+    while todo:
+        importer = todo.pop()
+        for name in _imported(importer, sources[importer]):
+            source = _source(name) if name in sys.modules else None
+            if source and name not in sources and source.parent == sources[module].parent:
+                sources[name] = source
+                todo.append(name)
     digest = hashlib.sha256(Path(contract.__file__).read_bytes() + Path(__file__).read_bytes())
-    for source in sorted(Path(str(sys.modules[module].__file__)).parent.glob("*.py")):
-        digest.update(source.name.encode() + source.read_bytes())
+    for name in sorted(sources):
+        digest.update(name.encode() + sources[name].read_bytes())
     return digest.hexdigest()
+
+
+def _source(module: str) -> Path:
+    return Path(getattr(sys.modules[module], "__file__", None) or "")
+
+
+def _imported(module: str, source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            beside = "." * node.level + (node.module or "")
+            origin = importlib.util.resolve_name(beside, sys.modules[module].__package__ or "")
+            yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
 
 
 @cache
