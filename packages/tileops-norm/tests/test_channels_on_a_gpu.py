@@ -44,11 +44,16 @@ def statistics(C: int) -> tuple[Tensor, Tensor]:
     return normal(C, dtype=F32, seed=5), normal(C, dtype=F32, seed=6).exp()
 
 
+def steps(x: Tensor) -> list[int]:
+    """The strides that say something."""
+    return [stride for stride, n in zip(x.stride(), x.shape, strict=True) if n > 1]
+
+
 def held_all(x: Tensor, groups: int) -> None:
     """All operators on x, and the backward with a gradient that lies as x does."""
     C = x.shape[1]
     weight, bias = normal(C, dtype=x.dtype, seed=1), normal(C, dtype=F32, seed=2)
-    assert held(GroupNormFwdOp(groups), x, weight, bias).stride() == torch.empty_like(x).stride()
+    assert steps(held(GroupNormFwdOp(groups), x, weight, bias)) == steps(torch.empty_like(x))
     if math.prod(x.shape[2:]) > 1:
         held(InstanceNormFwdOp(), x, *statistics(C), weight, bias)
         held(InstanceNormFwdOp(), x, None, None, None, bias)
@@ -57,7 +62,7 @@ def held_all(x: Tensor, groups: int) -> None:
     _, mean, rstd = held(BatchNormFwdOp(training=True, return_stats=True), x, *statistics(C), weight, bias)
     dy = torch.empty_like(x).copy_(normal(*x.shape, dtype=x.dtype, seed=3))
     dx, _, _ = held(BatchNormBwdOp(), dy, x, weight, mean, rstd)
-    assert dx.stride() == torch.empty_like(x).stride()
+    assert steps(dx) == steps(torch.empty_like(x))
 
 
 def rows_of(op: type[Op]) -> list[Any]:
@@ -85,10 +90,10 @@ def test_rows_of_both_layouts(op: Any, row: Any, case: Any) -> None:
         held(op(**call.params), tensors[0].to(memory_format=LAST), *tensors[1:])  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("dtype", [F32, F16, BF16])
-@pytest.mark.parametrize("L", [(2,), (3, 3), (7, 7), (30, 30), (33, 35), (64, 64), (257, 255)])
-@pytest.mark.parametrize(("C", "groups"), [(1, 1), (15, 5), (32, 8), (96, 4), (48, 48)])
-def test_any_size(C: int, groups: int, L: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("i", "L"), enumerate([(2,), (3, 3), (7, 7), (30, 30), (33, 35), (64, 64), (257, 255)]))
+@pytest.mark.parametrize(("j", "C", "groups"), [(0, 1, 1), (1, 15, 5), (2, 32, 8), (3, 96, 4), (4, 48, 48)])
+def test_any_size(i: int, j: int, C: int, groups: int, L: tuple[int, ...]) -> None:
+    dtype = (F32, F16, BF16)[(i + j) % 3]
     held_all(normal(3, C, *L, dtype=dtype), groups)
     if len(L) == 2:
         held_all(normal(3, C, *L, dtype=dtype).to(memory_format=LAST), groups)

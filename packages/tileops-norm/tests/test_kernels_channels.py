@@ -88,6 +88,19 @@ def test_which_kernel_serves_and_what_is_copied(call: Call, kernel: str, copies:
     assert (type(choice.kernel).__name__, choice.copies) == (kernel, copies)
 
 
+@pytest.mark.parametrize("op", [BatchNormFwdOp(), InstanceNormFwdOp(use_input_stats=False), InstanceNormFwdOp()])
+@pytest.mark.parametrize("name", ["running_mean", "running_var", "weight", "bias"])
+def test_values_of_channels_that_have_gaps_are_copied(op: Op, name: str) -> None:
+    inputs: dict[str, Any] = {"x": meta(8, 12, 32)}
+    inputs |= {n: meta(12, dtype=F32) for n in ("running_mean", "running_var", "weight", "bias")}
+    inputs[name] = meta(24, dtype=F32)[::2]
+    assert gpu.choose(op.bind(*inputs.values()), H200).copies == (name,)
+    grouped, scale = GroupNormFwdOp(3), meta(24, dtype=F32)[::2]
+    assert gpu.choose(grouped.bind(inputs["x"], scale, None), H200).copies == ("weight",)
+    backward = BatchNormBwdOp().bind(inputs["x"], inputs["x"], None, scale, scale)
+    assert gpu.choose(backward, H200).copies == ("mean", "rstd")
+
+
 def lie(x: Tensor, groups: int | None) -> Any:
     """The sets of a tensor, as programs see them."""
     call = batch(x) if groups is None else group(x, groups)

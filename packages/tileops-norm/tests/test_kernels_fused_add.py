@@ -177,9 +177,9 @@ EACH_OP = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 @pytest.mark.cuda
 @EACH_OP
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("dtype", [BF16, F32])
-def test_any_length(n: int, dtype: torch.dtype, op: Op) -> None:
-    held(op, normal(7, n, dtype=dtype), normal(7, n, dtype=dtype, seed=1))
+def test_any_length(n: int, op: Op) -> None:
+    for dtype in (BF16, F32) if op in (RMS, LN, BLOCK) else (BF16,):
+        held(op, normal(7, n, dtype=dtype), normal(7, n, dtype=dtype, seed=1))
 
 
 @pytest.mark.cuda
@@ -271,10 +271,11 @@ def test_a_bad_row_leaves_the_others_alone(bad: float, n: int, op: Op) -> None:
 @pytest.mark.parametrize("n", [256, 16384])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 def test_constant_and_large_rows(n: int, dtype: torch.dtype, op: Op) -> None:
-    rows = [0.0, 1234.0, 20000.0, 1e-7] + ([1e15, 1e18] if dtype != F16 else [])
+    rows = [0.0, 1234.0, 20000.0, 1e-7] + ([1e15, 5e16] if dtype != F16 else [])  # squares add up within float32
     x = torch.tensor(rows, device=DEVICE).to(dtype)[:, None].expand(-1, n).contiguous()
-    held(op, x, torch.zeros_like(x))
-    held(op, x, x)
+    # Weights of float32, since codes of a constant times a bfloat16 may all be halfway between two.
+    held(op, x, torch.zeros_like(x), F32)
+    held(op, x, x, F32)
 
 
 @pytest.mark.cuda

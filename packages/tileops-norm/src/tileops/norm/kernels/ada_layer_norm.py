@@ -29,6 +29,7 @@ from tileops.norm.kernels.rows import (
     count,
     flat,
     give_block,
+    inverse_sqrt,
     launch,
     load,
     refuse_rows,
@@ -289,7 +290,7 @@ class Problem:
 
     def rstd(self, squares: Any, rest: Any) -> Any:
         """From the sum of squared differences from the mean, and the mean of these differences."""
-        return T.rsqrt(T.max(squares / T.float32(self.n) - rest * rest, T.float32(0.0)) + T.float32(self.eps))
+        return inverse_sqrt(T.max(squares / T.float32(self.n) - rest * rest, T.float32(0.0)) + T.float32(self.eps))
 
     def modulated(self, x: Any, mean: Any, rest: Any, rstd: Any, scale: Any, shift: Any, gate: Any) -> Any:
         """One element of y: all in float32, rounded once."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.norm.kernels.group_norm import forms_of
+from tileops.norm.kernels.group_norm import forms_of, strided_channels
 from tileops.norm.kernels.rows import ARCHS, MAX_CLUSTER, PASSES, WARP, lanes_for
 from tileops.norm.kernels.set_norm import Config, excluded, program
 from tileops.norm.kernels.sets import FARTHEST, Sets, sets_of
@@ -33,7 +33,7 @@ def batch_configs(s: Sets, vectors: int, dtype: str, device: Device, tensors: in
 
 def refuse_batch(call: Call, names: tuple[str, ...]) -> str | None:
     """Why the channels of a batch can't be walked, or None."""
-    s = sets_of(forms_of(call, names), None)
+    s = strided_channels(call) or sets_of(forms_of(call, names), None)
     if isinstance(s, str):
         return s
     return None if s.vectors({}) < FARTHEST else "a channel has 2**31 vectors or more"

@@ -8,7 +8,7 @@ import tilelang.language as T
 from tileops.core.kernel import Device, Static
 from tileops.core.program import tensors
 from tileops.norm.kernels.fused_add import Config, FusedAdd, Rows, add, fetch, fold_row, load_vector, plus, reload
-from tileops.norm.kernels.rows import ACCUMULATORS, WARP, clear, count, flat, launch, load
+from tileops.norm.kernels.rows import ACCUMULATORS, WARP, clear, count, flat, inverse_sqrt, launch, load
 
 
 class FusedAddLayerNormRows(FusedAdd):
@@ -90,7 +90,7 @@ class FusedAddLayerNormRows(FusedAdd):
             sum_up(total, acc)
             fold_row(total, plus, part, parts, 1, tx, rank, config)
             for u in T.unroll(unroll):
-                total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(eps))
+                total[u] = inverse_sqrt(total[u] / T.float32(p.n) + T.float32(eps))
                 if mean is not None:
                     if lane + rank == 0 and (exact or row[u] < rows):
                         flat(mean, "float32")[T.cast(row[u], "int64")] = centre[u]

@@ -8,7 +8,7 @@ import attrs
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Form, Kernel, Scratch, Static
-from tileops.norm.kernels.rows import ARCHS, MAX_CLUSTER, PASSES, WARP, lanes_for
+from tileops.norm.kernels.rows import ARCHS, MAX_CLUSTER, PASSES, WARP, lanes_for, strided
 from tileops.norm.kernels.set_norm import Config, excluded, program
 from tileops.norm.kernels.sets import FARTHEST, Sets, sets_of
 
@@ -57,7 +57,7 @@ class GroupNormHeld(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        s = sets_in(call)
+        s = strided_channels(call) or sets_in(call)
         if isinstance(s, str):
             return s
         if next(held_configs(s, call["T"]), None) is None:
@@ -83,7 +83,7 @@ class GroupNormWalk(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        s = sets_in(call)
+        s = strided_channels(call) or sets_in(call)
         if isinstance(s, str):
             return s
         return None if s.held is not None and s.held < FARTHEST else "a set has 2**31 vectors or more"
@@ -113,6 +113,12 @@ def sets_in(call: Call) -> Sets | str:
     if not call.params.get("use_input_stats", True):
         return "the statistics are given"
     return sets_of(forms_of(call), call.params.get("num_groups", call["C"]))
+
+
+def strided_channels(call: Call) -> str | None:
+    """Which tensor of ``[C]`` has gaps, if one has."""
+    names = (n for n, m in call.inputs.items() if m is not None and len(m.shape) == 1 and strided(m, 1))
+    return next((f"{name} is not contiguous" for name in names), None)
 
 
 def forms_of(call: Call, names: tuple[str, ...] = ("x", "y")) -> Mapping[str, Form]:

@@ -27,6 +27,7 @@ from tileops.norm.kernels.rows import (
     flat,
     give_block,
     give_cluster,
+    inverse_sqrt,
     launch,
     load,
     refuse_rows,
@@ -172,7 +173,7 @@ class LayerNormRows(Kernel):
             sum_rows(total, part, parts, 1, tx, rank)
             anew(raw)
             for u in T.unroll(unroll):
-                total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(p.eps))
+                total[u] = inverse_sqrt(total[u] / T.float32(p.n) + T.float32(p.eps))
                 if exact or row[u] < rows:
                     if p.with_stats:
                         if lane + rank == 0:
@@ -267,7 +268,7 @@ class LayerNormStream(Kernel):
             give_block(total, part, 1, tx)
             T.sync_threads()
             take_block(total, part, 1, tx, warps)
-            total[0] = T.rsqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
+            total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
             if p.with_stats:
                 if tx == 0:
                     flat(mean, "float32")[T.cast(block, "int64")] = first[0] + shift[0]

@@ -8,10 +8,11 @@ import tilelang.language as T
 
 from tileops.core.kernel import Static
 from tileops.core.program import tensors
-from tileops.norm.kernels.rows import MAX_RESIDENT, REGISTERS, WARP, clear, flat, launch, words
+from tileops.norm.kernels.rows import MAX_RESIDENT, REGISTERS, WARP, clear, flat, inverse_sqrt, launch, words
 from tileops.norm.kernels.sets import (
     Sets,
     add_vector,
+    find_pivot,
     load_channels,
     load_vector,
     locate,
@@ -120,6 +121,7 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         pivot = T.alloc_local((stats,), "float32")
         r = T.alloc_local((stats,), "float32")
         tmp = T.alloc_local((4,), "float32")
+        first = T.alloc_local((vec,), dtype)
         part = T.alloc_shared((1, config.threads // WARP + 1 + cluster, k), "float32")
         if cluster > 1 and not given:
             T.cluster_arrive_relaxed()
@@ -132,11 +134,10 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         if given:
             for g in T.unroll(stats):
                 pivot[g] = flat(running_mean, "float32")[inner[0] * s.channels + g]
-                r[g] = T.rsqrt(flat(running_var, "float32")[inner[0] * s.channels + g] + T.float32(eps))
+                r[g] = inverse_sqrt(flat(running_var, "float32")[inner[0] * s.channels + g] + T.float32(eps))
         else:
             if at_once == 1 or number[0] < total:
-                for g in T.unroll(stats):
-                    pivot[g] = T.cast(flat(x, dtype)[x_at[0] * s.lies["x"].unit + g * per], "float32")
+                find_pivot(pivot, flat(x, dtype), x_at[0], "x", s, vectors, at, first)
             for step in T.serial(steps):
                 load_all(raw, x, x_at[0], number[0], step, rank, lane, at)
                 for i in T.unroll(chunks):
@@ -145,7 +146,7 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
                         add_vector(m, raw, i, pivot, tmp, s)
             merge_set(m, tmp, k, merge_moments, stats, part, tx, rank, lanes, cluster)
             for g in T.unroll(stats):
-                r[g] = T.rsqrt(m[1 + stats + g] / T.max(m[0], 1.0) + T.float32(eps))
+                r[g] = inverse_sqrt(m[1 + stats + g] / T.max(m[0], 1.0) + T.float32(eps))
                 # From here on the pivot is the mean, and what rounding took off that is in the mean's place.
                 tmp[0] = pivot[g] + m[1 + g]
                 tmp[1] = tmp[0] - pivot[g]
@@ -214,7 +215,8 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         with launch(blocks, config.threads, cluster) as block:
             norm(block, x, running_mean, running_var, weight, bias, y, mean, rstd, scratch)
         if moments:
-            with T.Kernel(T.ceildiv(channels, WARP), threads=WARP) as block:
+            # Clusters as large as before it: TileLang's launches of one function all have the first one's size.
+            with launch(T.ceildiv(channels, WARP), WARP, cluster) as block:
                 settle(block, running_mean, running_var, scratch, batch, channels)
 
     return main

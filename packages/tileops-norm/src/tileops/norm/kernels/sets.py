@@ -22,6 +22,7 @@ from tileops.norm.kernels.rows import WARP, count, vector
 
 SECTOR = 32  # bytes that are read from memory at least
 FARTHEST = 2**31  # vectors of a set, which are numbered by int32
+PIVOTS = 8  # values of a set whose mean the others count from
 
 
 @attrs.frozen
@@ -241,11 +242,24 @@ def load_channels(into, tensor, s, inner, at):
 
 
 @T.macro
+def find_pivot(pivot, tensor, start, name, s, vectors, at, first):
+    """What the values of each statistic count from: the mean of its first eight or so.
+
+    That is near enough to all of them, however far from zero they are, and no further from their mean than they are
+    from each other: what is left of the distance would be rounded like the largest of them.
+    """
+    for j in T.unroll(-(-PIVOTS // s.per)):
+        locate(at, T.min(j, vectors - 1), s)
+        load_vector(first, 0, tensor, start, name, s, at)
+        for e in T.unroll(s.vec):
+            pivot[e // s.per] += T.cast(first[e], "float32") * T.float32(1 / (-(-PIVOTS // s.per) * s.per))
+
+
+@T.macro
 def add_vector(m, raw, i, pivot, tmp, s):
     """Take a vector into a thread's moments: a count, then means, then sums of squares around them.
 
-    Values count from ``pivot``, one of their set: however far from zero they are, no digits are lost to that. A
-    vector's own moments are taken first, then merged by the distance of the means.
+    Values count from ``pivot``. A vector's own moments are taken first, then merged by the distance of the means.
     """
     m[0] += T.float32(s.per)
     tmp[0] = T.float32(s.per) / m[0]
