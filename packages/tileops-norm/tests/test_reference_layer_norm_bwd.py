@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tileops.core import accuracy
 from tileops.core.errors import CheckError
-from tileops.norm import LayerNormBwdOp
+from tileops.core.reference import arguments
+from tileops.norm import BatchNormBwdOp, LayerNormBwdOp
 from tileops.norm.reference import layer_norm, layer_norm_bwd
 
 NAN = float("nan")
@@ -113,3 +115,24 @@ def test_a_constant_row_has_the_gradient_of_its_dy_less_the_mean() -> None:
 def test_calls_outside_the_signature_say_what_is_wrong(params: dict[str, Any], shapes: list[Any], said: str) -> None:
     with pytest.raises(CheckError, match=said):
         LayerNormBwdOp(**params).bind(*shapes, T="float16")
+
+
+@pytest.mark.parametrize("op", ["LayerNormBwdOp", "BatchNormBwdOp"])
+def test_a_gradient_of_nothing_but_roundings_is_held_to_its_terms(op: str) -> None:
+    """That of ``y.sum()``: dx is 0, and what is left of it depends on the order of every sum."""
+    x = normal(64, 40)
+    mean, rstd = x.mean(1), (x.var(1, correction=0) + 1e-5).rsqrt()
+    dy = torch.full((64, 1), 0.7).expand(64, 40)
+    if op == "LayerNormBwdOp":
+        call = LayerNormBwdOp((40,)).bind(dy, x, None, mean, rstd)
+        inputs = dict(zip(call.inputs, (dy, x, None, mean, rstd, None), strict=True))
+    else:
+        call = BatchNormBwdOp().bind(dy.t(), x.t(), None, mean, rstd)
+        inputs = dict(zip(call.inputs, (dy.t(), x.t(), None, mean, rstd), strict=True))
+    results = accuracy.collect(call, call.entry.reference.load()(**inputs, **arguments(call)), inputs)
+    right = dict(results)
+    right["dx"] = results["dx"] + 1e-7 * torch.randn_like(results["dx"])
+    assert accuracy.verify(call, inputs, right)
+    wrong = dict(results)
+    wrong["dx"] = results["dx"] + 1e-5 * torch.randn_like(results["dx"])
+    assert not accuracy.verify(call, inputs, wrong)

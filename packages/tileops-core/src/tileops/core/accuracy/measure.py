@@ -16,6 +16,7 @@ from tileops.core.accuracy.rules import Tolerance, ulp
 
 _PIECE = 1 << 24  # elements
 STRAY, ELEMENTS_A_STRAY = 1.5, 10_000
+_SLICE = 64  # elements that tell how large errors are
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -86,13 +87,22 @@ class Case:
         measure = {"slices": _distances, "statistic": _distances, "codes": _codes, "exact": _exact}[self.rule.kind]
         return _untouched(self) or _non_finite(self) or measure(self)
 
+    @property
+    def columns(self) -> int:
+        """Elements of a row: of a slice along the last axis, or one under the other rules."""
+        return self.result.shape[-1] if self.result.dim() and self.rule.kind == "slices" else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows that are held to one bound: short ones side by side, since the largest of a few elements says little."""
+        return -(-_SLICE // self.columns) if self.rule.kind == "slices" else 1
+
     def pieces(self) -> Iterator[Piece]:
-        """All of the case; rows are slices along the last axis, or single elements under the other rules."""
-        shape, home = self.result.shape, self.oracle.device
-        columns = shape[-1] if shape and self.rule.kind == "slices" else 1
+        """All of the case, in whole bounds."""
+        home, columns = self.oracle.device, self.columns
         tensors = (self.oracle, self.yardstick, self.result, self.original, self.absolute)
         rows = [None if t is None else t.detach().reshape(-1, columns) for t in tensors]
-        step = max(1, _PIECE // columns)
+        step = max(1, _PIECE // columns // self.rows) * self.rows
         for first in range(0, self.result.numel() // columns, step):
             yield Piece(first * columns, *(None if t is None else t[first : first + step].to(home) for t in rows))
 
@@ -153,8 +163,8 @@ def _distances(case: Case) -> Finding:
         product = torch.zeros_like(o) if p.absolute is None else p.absolute
         terms = ((r - o).abs(), (y - o).abs(), ulp(o, dtype), product, o.abs())
         error, model, unit, product, size = (torch.where(p.compared, x, 0.0) for x in terms)
-        floor = rule.floor * ulp(size.amax(-1, keepdim=True), dtype)
-        bound = torch.maximum(rule.factor * model.amax(-1, keepdim=True), floor) + rule.terms * 2.0**-24 * product
+        floor = rule.floor * ulp(_largest(size, case.rows), dtype)
+        bound = torch.maximum(rule.factor * _largest(model, case.rows), floor) + rule.terms * 2.0**-24 * product
         ratio = (error / bound).flatten()
         i = int(ratio.argmax())
         worst = max(worst, (ratio[i].item(), error.flatten()[i].item(), bound.flatten()[i].item(), p.start + i))
@@ -176,6 +186,13 @@ def _distances(case: Case) -> Finding:
     whole = f"off by {total:.3g} in all, allowed {allowed:.3g} ({within}); the yardstick by {model_total:.3g}"
     findings = case.finding(metric, got, limit, at, single), case.finding("frobenius", total, allowed, at, whole)
     return max(findings, key=attrgetter("error"))
+
+
+def _largest(values: Tensor, rows: int) -> Tensor:
+    """Of each row, and of so many side by side."""
+    each = values.amax(-1)
+    padded = torch.nn.functional.pad(each, (0, -len(each) % rows))
+    return padded.view(-1, rows).amax(-1).repeat_interleave(rows)[: len(each), None]
 
 
 def _codes(case: Case) -> Finding:

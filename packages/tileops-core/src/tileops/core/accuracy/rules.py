@@ -57,7 +57,9 @@ def tolerance(call: Call, name: str) -> Tolerance:
 
     kind = override.get("rule") or _default_kind(call, name)
     floor = value("floor", 4 if kind == "statistic" else 1)
-    strays = kind == "slices" and call.entry.model is not None
+    meta = call.outputs.get(name) or call.inputs[name]
+    inner = call.entry.model is not None or (meta is not None and meta.dtype == "float32")
+    strays = kind == "slices" and inner
     return Tolerance(kind, value("factor", 2), floor, int(value("contraction", 0)), strays)
 
 

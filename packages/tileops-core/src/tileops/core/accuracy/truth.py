@@ -66,11 +66,15 @@ def yardstick(call: Call, inputs: Tensors) -> Tensors:
 
 
 def absolute(call: Call, inputs: Tensors) -> Tensors:
-    """The reference on float64 absolute values of the floating inputs: for a contraction the sum of ``|a * b|``.
+    """For a contraction the sum of ``|a * b|``: the entry's ``absolute``, else its reference, on absolute values.
 
-    Where that is no number it is 0, and allows nothing.
+    The values are float64 copies of the floating inputs, for ``absolute`` with their signs. Where the sum is no number
+    it is 0, and allows nothing.
     """
-    values = _run(call, call.entry.reference, inputs, lambda x: x.to(torch.float64).abs())
+    if call.entry.absolute:
+        values = _run(call, call.entry.absolute, inputs, lambda x: x.to(torch.float64))
+    else:
+        values = _run(call, call.entry.reference, inputs, lambda x: x.to(torch.float64).abs())
     return {name: None if x is None else x.abs().nan_to_num(0, 0, 0) for name, x in values.items()}
 
 

@@ -140,6 +140,8 @@ def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
         yield "reference", entry.reference.target
     if entry.model:
         yield "yardstick", entry.model.target
+    if entry.absolute:
+        yield "absolute product", entry.absolute.target
     if entry.ref_api:
         yield "follows", entry.ref_api
     for backend, rivals in entry.baselines.items():

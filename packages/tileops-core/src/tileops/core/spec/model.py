@@ -198,6 +198,7 @@ class Entry:
     ref_api: str | None = None
     reference: FuncRef | None = None
     model: FuncRef | None = None
+    absolute: FuncRef | None = None
     semantics: Mapping[str, str] = attrs.field(factory=dict)
     accuracy: Mapping[str, Any] | None = None
     baselines: Mapping[str, Baselines] = attrs.field(factory=dict)

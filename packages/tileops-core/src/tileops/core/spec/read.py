@@ -19,8 +19,8 @@ from tileops.core.spec.source import Node, Source
 from tileops.core.spec.values import canonical
 
 ENTRY_KEYS = (
-    "family", "summary", "status", "aliases", "ref_api", "reference", "model", "signature", "semantics", "workloads",
-    "accuracy", "baselines", "roofline", "grad", "composition", "compile", "source",
+    "family", "summary", "status", "aliases", "ref_api", "reference", "model", "absolute", "signature", "semantics",
+    "workloads", "accuracy", "baselines", "roofline", "grad", "composition", "compile", "source",
 )  # fmt: skip
 ROW_KEYS = ("some", "dtype_cases", "values", "label")
 ACCURACY_RULES = ("slices", "statistic", "codes", "exact")
@@ -62,6 +62,7 @@ def read_entry(
         ref_api=rest.string("ref_api") or None,
         reference=rest.func_ref("reference"),
         model=rest.func_ref("model"),
+        absolute=rest.func_ref("absolute"),
         semantics=rest.semantics(),
         accuracy=rest.accuracy(),
         baselines=rest.baselines(),

@@ -317,18 +317,21 @@ def _stream(op: Any, calls: Sequence[Call], device: str) -> Iterator[str]:
     """A call on a side stream runs behind what was put there before it, and no call waits for the device."""
     for call in calls:
         expected = _results(op, call, device)
-        given = make_inputs(call, device)
-        late = {n: x if x is None else torch.zeros_like(x) for n, x in given.items()}
-        stream = torch.cuda.Stream()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(100_000_000)
-            for x, value in zip(late.values(), given.values(), strict=True):
-                if x is not None and value is not None:
-                    x.copy_(value)
-            results = accuracy.collect(call, op(*late.values()), late)
-            if stream.query():
-                yield "the call waited for the device"
+        for cycles in (10**8, 10**10):  # a host that is busy may take longer to call than the device to sleep
+            given = make_inputs(call, device)
+            late = {n: x if x is None else torch.zeros_like(x) for n, x in given.items()}
+            stream = torch.cuda.Stream()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(cycles)
+                for x, value in zip(late.values(), given.values(), strict=True):
+                    if x is not None and value is not None:
+                        x.copy_(value)
+                results = accuracy.collect(call, op(*late.values()), late)
+                if not stream.query():
+                    break
+        else:
+            yield "the call waited for the device"
         stream.synchronize()
         yield from (f"{p}, on a side stream" for p in _unlike(results, expected))
 

@@ -16,11 +16,12 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def meaning(subject: Subject) -> Callable[..., Any] | None:
-    """Check reference, model and ``ref_api``; the reference where it can be called by name, as the cpu backend does."""
+    """Check all functions and ``ref_api``; the reference where it can be called by name, as the cpu backend does."""
     entry = subject.entry
     reference = _callable(subject, entry.reference, "reference") if entry.reference else None
-    if entry.model:
-        _callable(subject, entry.model, "model")
+    for what, function in ("model", entry.model), ("absolute", entry.absolute):
+        if function:
+            _callable(subject, function, what)
     if entry.ref_api:
         _ref_api(subject, entry.ref_api)
     return reference

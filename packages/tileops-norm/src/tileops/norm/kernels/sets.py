@@ -246,13 +246,21 @@ def find_pivot(pivot, tensor, start, name, s, vectors, at, first):
     """What the values of each statistic count from: the mean of its first eight or so.
 
     That is near enough to all of them, however far from zero they are, and no further from their mean than they are
-    from each other: what is left of the distance would be rounded like the largest of them.
+    from each other: what is left of the distance would be rounded like the largest of them. Values that are all the
+    same are their own mean, to the bit, since what is averaged is how far they are from the first.
     """
+    base = T.alloc_local((s.stats,), "float32")
     for j in T.unroll(-(-PIVOTS // s.per)):
         locate(at, T.min(j, vectors - 1), s)
         load_vector(first, 0, tensor, start, name, s, at)
         for e in T.unroll(s.vec):
-            pivot[e // s.per] += T.cast(first[e], "float32") * T.float32(1 / (-(-PIVOTS // s.per) * s.per))
+            if j == 0 and e % s.per == 0:
+                base[e // s.per] = T.cast(first[e], "float32")
+            pivot[e // s.per] += (T.cast(first[e], "float32") - base[e // s.per]) * T.float32(
+                1 / (-(-PIVOTS // s.per) * s.per)
+            )
+    for g in T.unroll(s.stats):
+        pivot[g] += base[g]
 
 
 @T.macro

@@ -75,3 +75,22 @@ def batch_norm_bwd(
     dx = (d - per_channel(dbias / n, x) - xhat * per_channel(dweight / n, x)) * r
     own = wide if wide == torch.float64 or weight is None else weight.dtype
     return affine(dx, x, weight, None, T), dweight.to(own), dbias.to(own)
+
+
+def batch_norm_bwd_terms(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    T: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums of the absolute terms of ``batch_norm_bwd``'s results, in the dtype of its arithmetic."""
+    wide = wide_of(x)
+    d, r = dy.to(wide).abs(), per_channel(rstd, x)
+    xhat = ((x.to(wide) - per_channel(mean, x)) * r).abs()
+    dbias, dweight = _channels(d).sum(-1), _channels(d * xhat).sum(-1)
+    n = math.prod(x.shape) // max(x.shape[1], 1)
+    dx = (d + per_channel(dbias / n, x) + xhat * per_channel(dweight / n, x)) * r
+    return (dx if weight is None else dx * per_channel(weight, x).abs()), dweight, dbias

@@ -68,11 +68,35 @@ def layer_norm_bwd(
     if weight is not None:
         g = d * weight.to(wide).flatten()
     dx = ((g - average(g) - xhat * average(g * xhat)) * r).reshape(x.shape)
+    return dx if wide == torch.float64 else dx.to(T), _over_rows(d * xhat, weight), _over_rows(d, bias)
 
-    def over_rows(terms: Tensor, like: Tensor | None) -> Tensor | None:
-        if like is None:
-            return None
-        total = terms.reshape(-1, terms.shape[-1]).sum(0).reshape(like.shape)
-        return total if wide == torch.float64 else total.to(like.dtype)
 
-    return dx if wide == torch.float64 else dx.to(T), over_rows(d * xhat, weight), over_rows(d, bias)
+def layer_norm_bwd_terms(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    bias: Tensor | None = None,
+    *,
+    normalized_shape: tuple[int, ...],
+    T: torch.dtype,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The sums of the absolute terms of ``layer_norm_bwd``'s results, in the dtype of its arithmetic."""
+    wide = wide_of(x)
+    axes = len(normalized_shape)
+    r = rstd.to(wide).unsqueeze(-1)
+    xhat = ((x.to(wide).flatten(-axes) - mean.to(wide).unsqueeze(-1)) * r).abs()
+    g = d = dy.to(wide).flatten(-axes).abs()
+    if weight is not None:
+        g = d * weight.to(wide).flatten().abs()
+    dx = ((g + average(g) + xhat * average(g * xhat)) * r).reshape(x.shape)
+    return dx, _over_rows(d * xhat, weight), _over_rows(d, bias)
+
+
+def _over_rows(terms: Tensor, like: Tensor | None) -> Tensor | None:
+    """The sum over all rows, as the gradient of ``like``."""
+    if like is None:
+        return None
+    total = terms.reshape(-1, terms.shape[-1]).sum(0).reshape(like.shape)
+    return total if terms.dtype == torch.float64 else total.to(like.dtype)
