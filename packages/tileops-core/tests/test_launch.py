@@ -18,7 +18,7 @@ import torch
 from tileops.core import program, torch_ops
 from tileops.core.backend import gpu
 from tileops.core.errors import CaptureError, NoKernelError
-from tileops.core.kernel import H200, Form, Kernel, Scratch, static_of
+from tileops.core.kernel import ALIGNMENT, H200, Form, Kernel, Scratch, static_of
 from tileops.core.launch import MISS, Interval
 from tileops.core.op import make_op
 from tileops.core.program import Program
@@ -163,6 +163,8 @@ class Recorder:
         return None, None
 
     def main(self, *tensors):
+        if any(t.data_ptr() % ALIGNMENT for t in tensors):
+            raise RuntimeError("an address is no multiple of 16")
         self.launched.append(tensors)
 
 

@@ -241,6 +241,20 @@ def test_a_tensor_whose_memory_holds_the_negated_values() -> None:
     assert torch.equal(op(negated), op(-x))
 
 
+def test_a_program_refuses_an_address_that_would_cost_the_device() -> None:
+    """Accesses of 16 bytes at it are an error after which nothing runs in the process any more."""
+    op, x = fresh(), normal(4, N)
+    y = op(x)
+    (program_,) = program._programs.values()
+    odd = x.flatten()[1 : 1 + 3 * N].view(3, N)
+    for tensors in ((odd, y[:3]), (x[:3], y.flatten()[1 : 1 + 3 * N].view(3, N))):
+        with pytest.raises(RuntimeError, match="an address is no multiple of 16"):
+            program_.main(*tensors)
+    for _ in range(3):
+        assert close(op, odd, op(odd))
+        assert torch.equal(op(x), y)
+
+
 def test_a_hundred_thousand_lengths_take_no_memory() -> None:
     op, x = fresh(64), normal(100_000, 64)
     lengths = range(1, len(x) + 1)

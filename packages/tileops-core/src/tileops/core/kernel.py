@@ -24,6 +24,7 @@ class Device:
     l2_bytes: int
 
 
+ALIGNMENT = 16  # bytes: each tensor of a program starts at a multiple, which the program itself tests
 H200 = Device("cuda", "sm90", 132, 227 * 1024, 60 << 20)
 
 

@@ -15,11 +15,10 @@ import attrs
 import torch
 
 from tileops.core.dtypes import torch_dtype
-from tileops.core.kernel import Form, Scratch, Static
+from tileops.core.kernel import ALIGNMENT, Form, Scratch, Static
 from tileops.core.spec.expr import FUNCTIONS, Expr, emit, names
 from tileops.core.spec.steps import Require, Solution
 
-ALIGNMENT = 16
 LARGEST = 2**31 - 1  # a size travels as int32
 MISS = object()  # what a launch gives for a call that is not of its kind
 
@@ -70,12 +69,12 @@ def compile_launch(
 ) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """``launch(*inputs)``, which gives the outputs as the caller gets them, or MISS; and the moving sizes' names.
 
-    ``inputs`` are all of the entry's, absent ones too. ``last.run`` is set to the launch's global ``plan``, which is
-    the caller's to fill in, and the moving sizes behind it; where they are those of the call before, ``last.settle`` is
-    told. ``refused`` makes the error of a launch that the driver refuses. ``copies`` are made packed and aligned first,
-    and written back if they are ``mutated``; an output of another form than the caller ``asked`` for is brought into
-    that. ``wrong_device`` says whether the tensors' device is not the current one; ``fence()`` is then a context that
-    makes it so.
+    ``inputs`` are all of the entry's, absent ones too. ``last.run`` is set to the launch's plan, which the caller gives
+    by ``bind_plan``, and the moving sizes behind it; where they are those of the call before, ``last.settle`` is told.
+    ``refused`` makes the error of a launch that the driver refuses. ``copies`` are made packed and aligned first, and
+    written back if they are ``mutated``; an output of another form than the caller ``asked`` for is brought into that.
+    ``wrong_device`` says whether the tensors' device is not the current one; ``fence()`` is then a context that makes
+    it so.
     """
     forms = dict(static.tensors)
     present = [n for n in inputs if n in forms]
@@ -83,27 +82,22 @@ def compile_launch(
     scope: dict[str, Any] = {**FUNCTIONS, "main": main, "empty": empty, "zeros": _zeros(empty), "MISS": MISS}
     scope |= {f"dt_{n}": torch_dtype(forms[n].dtype) for n in outputs}
     scope |= {f"dt_{i}": torch_dtype(s.dtype) for i, s in enumerate(scratch)}
-    scope |= {"wrong_device": wrong_device, "fence": fence, "packed": _packed, "last": last, "plan": None}
+    scope |= {"wrong_device": wrong_device, "fence": fence, "packed": _packed, "last": last, "plan": None, "run": ()}
     scope["refused"] = refused
 
     lines = []
     if wrong_device is not None:
         again = f"return launch({', '.join(inputs)})"
         lines.append(f"if wrong_device():\n        with fence(): {again}")
-    addresses = " | ".join(f"{n}.data_ptr()" for n in present if n not in copies)
-    if addresses:
-        lines.append(f"if ({addresses}) & {ALIGNMENT - 1}: return MISS")
     axes: dict[str, str] = {}
     for name in present:
         lines += _read_axes(name, forms[name], axes, checked=name not in copies)
     tests = [interval.test(_axis(a)) for a, interval in bounds.items() if a in axes]
     tests += [_rule(s.expr, static, axes) for s in solution.steps if isinstance(s, Require) and _moves(s.expr, axes)]
     lines += [f"if not ({test}): return MISS" for test in tests]
-    run = _tuple(["plan", *map(_axis, axes)])
     if axes:
-        lines += [f"run = {run}", f"if last.run == run: last.settle(plan, ({', '.join(inputs)},))", "last.run = run"]
-    else:
-        lines.append(f"last.run = {run}")
+        lines.append(f"run = {_tuple(['plan', *map(_axis, axes)])}")
+        lines.append(f"if last.run == run: last.settle(plan, ({', '.join(inputs)},))")
     back = [n for n in copies if n in mutated]
     lines += [f"own_{n} = {n}" for n in back]
     lines += [f"{n} = packed({n})" for n in copies]
@@ -115,7 +109,11 @@ def compile_launch(
         lines.append(f"scratch_{i} = {make}({s.shape}, {_tuple(_strides(s.shape, [None] * len(s.shape)))}, dt_{i})")
     given = [n if forms[n].shape else f"{n}.view(1)" for n in (*present, *outputs)]
     given += [f"scratch_{i}" for i in range(len(scratch))]
-    lines.append(f"try: main({', '.join(given)})\n    except Exception as e: raise refused(e) from e")
+    lines.append(f"try: main({', '.join(given)})\n    except Exception as e:")
+    addresses = " | ".join(f"{n}.data_ptr()" for n in present if n not in copies)
+    if addresses:  # which the program tests, for a tenth of what that costs here
+        lines.append(f"    if ({addresses}) & {ALIGNMENT - 1}: return MISS")
+    lines += ["    raise refused(e) from e", "last.run = run"]
     lines += [f"if own_{n} is not {n}: own_{n}.copy_({n})" for n in back]
     for name in outputs:
         if name in asked and asked[name].strides != forms[name].strides:
@@ -128,6 +126,11 @@ def compile_launch(
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     exec(compile(source, file, "exec"), scope)
     return scope["launch"], tuple(axes)
+
+
+def bind_plan(launch: Callable[..., Any], plan: Any) -> None:
+    """Give a launch the plan that it belongs to."""
+    launch.__globals__.update(plan=plan, run=(plan,))
 
 
 def guard_sizes(form: Form, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[Any], list[Any]]:

@@ -24,8 +24,8 @@ from tileops.core.check import Call, Checker
 from tileops.core.check.content import check_content
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.guards import Guard, guard, recording_guard
-from tileops.core.kernel import Form
-from tileops.core.launch import ALIGNMENT, MISS
+from tileops.core.kernel import ALIGNMENT, Form
+from tileops.core.launch import MISS
 from tileops.core.spec import Entry
 
 MAX_GUARDS = 8

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import attrs
 
 from tileops.core import kernel as contract
 from tileops.core.errors import BackendError, CompileError
-from tileops.core.kernel import Device, Form, Kernel, Static
+from tileops.core.kernel import ALIGNMENT, Device, Form, Kernel, Static
 
 Target = Mapping[str, str]
 
@@ -260,7 +260,7 @@ def _compile(recipe: Recipe, into: Path) -> None:
     kernel, static, config, target = recipe.kernel, recipe.static, recipe.config, recipe.target
     passes = {getattr(tilelang.PassConfigKey, name): value for name, value in kernel.pass_configs.items()}
     with _quiet(tilelang):
-        function = kernel.program(static, config, recipe.device)
+        function = _aligned(kernel.program(static, config, recipe.device))
         try:
             compiled = tilelang.compile(function, target=dict(target), execution_backend="tvm_ffi", pass_configs=passes)
             compiled.adapter.get_exportable_executable().export_library(str(into / "program.so"))
@@ -277,6 +277,24 @@ def _compile(recipe: Recipe, into: Path) -> None:
         "versions": _versions(),
     }
     (into / "program.json").write_text(json.dumps(described, indent=1))
+
+
+def _aligned(function: Any) -> Any:
+    """The function with a test of its tensors' addresses before it launches.
+
+    Kernels access 16 bytes at once. At an address that is no multiple of 16 that would be an error of the device, after
+    which nothing runs in this process any more.
+    """
+    tirx = _tilelang().tvm.tirx
+    addresses = [tirx.reinterpret("uint64", function.buffer_map[p].data) for p in function.params]
+    odd = tirx.bitwise_and(reduce(tirx.bitwise_or, addresses), tirx.const(ALIGNMENT - 1, "uint64"))
+    error = tirx.StringImm("RuntimeError"), [tirx.StringImm(f"an address is no multiple of {ALIGNMENT}")]
+    test = tirx.AssertStmt(tirx.EQ(odd, tirx.const(0, "uint64")), *error)
+    root, block = function.body, function.body.block
+    body = tirx.SeqStmt([test, block.body])
+    parts = block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init, block.alloc_buffers
+    tested = type(block)(*parts, block.match_buffers, block.annotations)
+    return function.with_body(type(root)(root.iter_values, root.predicate, tested))
 
 
 def _failure(recipe: Recipe, function: Any, e: Exception) -> str:

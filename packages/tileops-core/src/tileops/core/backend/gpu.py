@@ -17,8 +17,8 @@ from tileops.core.backend import cpu
 from tileops.core.check import Call, TensorMeta, contiguous_strides
 from tileops.core.choice import Choice
 from tileops.core.errors import BackendError, CaptureError, CompileError, NoKernelError
-from tileops.core.kernel import Device, Kernel, Static, static_of
-from tileops.core.launch import ALIGNMENT, LARGEST, Bounds, Empty, Interval, compile_launch
+from tileops.core.kernel import ALIGNMENT, Device, Kernel, Static, static_of
+from tileops.core.launch import LARGEST, Bounds, Empty, Interval, bind_plan, compile_launch
 from tileops.core.roofline import board_of
 from tileops.core.spec import Entry
 from tileops.core.spec.dtypes import itemsize
@@ -132,7 +132,7 @@ def planned(
         )
         forms = {n: f for n, f in static.tensors if n in call.inputs and n not in choice.copies}
         made = Plan(call, launch, tuple(m is not None for m in call.outputs.values()), forms, moving, choice, settle)
-        launch.__globals__["plan"] = made
+        bind_plan(launch, made)
         return made
 
     def settle(call: Call) -> Plan:
