@@ -13,6 +13,7 @@ dealt out instead, and nothing is merged.
 """
 
 from collections.abc import Iterator
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,8 +88,12 @@ class GQADecode(Kernel):
         depth = 0.75 * call["S_kv"] / block_n  # blocks of an item: the lengths of a bucket differ by a factor of two
         split = items / teams * depth + SEAM < -(-items // teams) * depth
         rows = group if call["S_q"] == 1 else ROWS
-        for splits in (split, not split):
-            yield Config(block_n, 3, rows, width, teams, splits, 16 if splits and teams > 8 * items else 4)
+        best = Config(block_n, 3, rows, width, teams, split, 16 if split and teams > 8 * items else 4)
+        shared = (  # fewer teams leave less to merge of a short cache
+            attrs.evolve(best, teams=teams // part, split=True, merge_warps=warps)
+            for part, warps in product((1, 2, 4), (16, 4))
+        )
+        yield from dict.fromkeys((best, attrs.evolve(best, split=False, merge_warps=4), *shared))
 
     def workspace(self, call: Call, config: Config) -> list[Scratch]:
         if not config.split:

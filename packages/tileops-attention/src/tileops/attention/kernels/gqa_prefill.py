@@ -80,6 +80,7 @@ DEFAULTS = {  # by head sizes of keys and values
     (192, 128): Config(q_stages=1, lazy_rescale=False, staged_store=False),
     (256, 256): Config(block_n=64, q_stages=1, staged_store=False),
 }
+BLOCKS = ((192, 144), (192, 128), (128, 176), (128, 128), (128, 112), (128, 80), (128, 64))  # block_m and block_n
 FREE = {1: 200, 2: 200, 3: 136}  # registers for these, by consumer warpgroups
 
 
@@ -93,6 +94,11 @@ def excluded(config: Config, call: Call, device: Device) -> str | None:
     if config.pingpong and config.block_m == 64:
         return "a single warpgroup has no other to take turns with"
     return None
+
+
+def differing(config: Config, other: Config) -> int:
+    """In how many of its fields: a search starts near the default."""
+    return sum(a != b for a, b in zip(attrs.astuple(config), attrs.astuple(other), strict=True))
 
 
 class GQAPrefill(Kernel):
@@ -124,14 +130,15 @@ class GQAPrefill(Kernel):
                 by_head=by_head,
             )
             for (m, n), q, lazy, staged, (schedule, by_head) in product(
-                ((192, 128), (128, 128), (128, 64)),
+                BLOCKS,
                 (0, 1, 2),
                 (True, False),
                 (True, False),
                 (("static", False), ("static", True), ("counter", False)),
             )
         )
-        yield from (c for c in dict.fromkeys((best, *space)) if not excluded(c, call, device))
+        near = sorted((best, *space), key=lambda c: differing(c, best))
+        yield from (c for c in dict.fromkeys(near) if not excluded(c, call, device))
 
     def workspace(self, call: Call, config: Config) -> list[Scratch]:
         return [Scratch((1,), "int32", zeroed=True)] if config.schedule == "counter" else []
