@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from tileops.core import program
+from tileops.core.backend import gpu
 from tileops.core.errors import BackendError
+from tileops.core.kernel import H200, Kernel
 from tileops.core.tune import build, results, search, shipped
 from tileops.core.tune.results import Candidate, Time
 
@@ -62,6 +64,20 @@ def test_a_bucket_is_told_apart_by_all_that_a_choice_may_depend_on(toy):
     )
     assert len({b.key for b in (first, *changed)}) == 4
     assert {b.text for b in changed} == {first.text}, "a shipped entry outlives a change of the kernels"
+
+
+def test_an_edit_of_any_kernel_makes_what_was_measured_stale(toy, monkeypatch):
+    """Not only one of the default's: another may have become the best."""
+    kernels = [type(name, (Kernel,), {"__module__": f"home.{name}"})() for name in ("first", "second")]
+    digests = {"home.first": "1", "home.second": "2"}
+    monkeypatch.setattr(gpu, "kernels", lambda entry: kernels)
+    monkeypatch.setattr(program, "sources_digest", digests.__getitem__)
+    keys = set()
+    for module in (None, *digests):
+        if module:
+            digests[module] += "edited"
+        keys.add(gpu.bucket_of(toy.call(), H200, "h200").key)
+    assert len(keys) == 3
 
 
 # The search.

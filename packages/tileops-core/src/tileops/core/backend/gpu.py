@@ -236,16 +236,16 @@ def candidates(
             return
 
 
-def bucket_of(kind: Call, kernel: Kernel, device: Device, board: str) -> Bucket:
+def bucket_of(kind: Call, device: Device, board: str) -> Bucket:
     """What tuned choices for a bucket are found by; ``kind`` is its largest call, packed as its kernels get it."""
     static = static_of(torch_ops.checker_of(kind.entry), kind)
-    return Bucket.of(kind.entry, static, intervals(kind, static), kernel, device, board)
+    return Bucket.of(kind.entry, static, intervals(kind, static), kernels(kind.entry), device, board)
 
 
 def _tuned(default: Choice, kind: Call, device: Device, board: str) -> Choice:
     """The first of the tuned choices that is legal, else the default."""
     ignored: list[str] = []
-    for tuned in known(torch_ops.class_of(kind.entry), bucket_of(kind, default.kernel, device, board)):
+    for tuned in known(torch_ops.class_of(kind.entry), bucket_of(kind, device, board)):
         kernel = next((k for k in kernels(kind.entry) if type(k).__name__ == tuned.kernel), None)
         reason = "there is no such kernel" if kernel is None else _refusal(kernel, kind, device)
         if kernel is not None and reason is None:

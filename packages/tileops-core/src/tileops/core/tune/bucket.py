@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -34,9 +34,12 @@ class Bucket:
     versions: str
 
     @classmethod
-    def of(cls, entry: Entry, static: Static, bounds: Bounds, kernel: Kernel, device: Device, board: str) -> Bucket:
-        """The bucket of calls with this static part and these bounds; ``kernel`` is any of the op's."""
-        sources = program.sources_digest(type(kernel).__module__)
+    def of(
+        cls, entry: Entry, static: Static, bounds: Bounds, kernels: Iterable[Kernel], device: Device, board: str
+    ) -> Bucket:
+        """The bucket of calls with this static part and these bounds, which any of these kernels may serve."""
+        modules = sorted({type(kernel).__module__ for kernel in kernels})
+        sources = hashlib.sha256("".join(map(program.sources_digest, modules)).encode()).hexdigest()
         return cls(entry.name, _described(entry, static, bounds), board, device, sources, program._versions())
 
     @property

@@ -68,7 +68,7 @@ def tasks(
         first = None if gpu.is_empty(call) else next(gpu.candidates(kind, device, misaligned), None)
         if first is None:
             continue
-        bucket = gpu.bucket_of(gpu.packed(kind, first.copies), first.kernel, device, board)
+        bucket = gpu.bucket_of(gpu.packed(kind, first.copies), device, board)
         if bucket.key not in found:
             best = list(_best(gpu.candidates(kind, device, misaligned), limit))
             found[bucket.key] = Task(bucket, backend, {}, best)
