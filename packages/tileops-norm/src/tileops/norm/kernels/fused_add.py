@@ -119,7 +119,7 @@ class FusedAdd(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, 1, ("mean", "rstd"))
+        return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         return configs(call["N"], call["T"])
@@ -191,13 +191,6 @@ def reload(raw, row, x, residual_out, p, deal, sizes, lane, step):
     else:
         start[0] = p.x.start(row[0], sizes)
         load(raw, 0, flat(x, p.dtype), start[0], p.x.unit, deal, lane, step)
-
-
-@T.macro
-def load_vector(into, weight, dtype, vec, chunk):
-    """One vector of a weight or bias."""
-    for v in T.vectorized(vec):
-        into[v] = flat(weight, dtype)[T.cast(chunk, "int64") * vec + v]
 
 
 @T.macro

@@ -7,8 +7,8 @@ import tilelang.language as T
 
 from tileops.core.kernel import Device, Static
 from tileops.core.program import tensors
-from tileops.norm.kernels.fused_add import Config, FusedAdd, Rows, add, fetch, fold_row, load_vector, plus, reload
-from tileops.norm.kernels.rows import ACCUMULATORS, WARP, clear, count, flat, inverse_sqrt, launch, load
+from tileops.norm.kernels.fused_add import Config, FusedAdd, Rows, add, fetch, fold_row, plus, reload
+from tileops.norm.kernels.rows import ACCUMULATORS, WARP, clear, count, flat, inverse_sqrt, launch, load, load_vector
 
 
 class FusedAddLayerNormRows(FusedAdd):

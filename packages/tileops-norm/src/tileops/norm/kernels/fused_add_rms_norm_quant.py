@@ -18,11 +18,10 @@ from tileops.norm.kernels.fused_add import (
     fetch,
     fold_row,
     larger,
-    load_vector,
     plus,
     reload,
 )
-from tileops.norm.kernels.rows import ACCUMULATORS, WARP, Deal, clear, count, flat, launch, load, vector
+from tileops.norm.kernels.rows import ACCUMULATORS, WARP, Deal, clear, count, flat, launch, load, load_vector, vector
 
 BLOCK = 128  # elements of a row that share a scale in block128
 LEAST_SCALE = 2.0**-126  # whose inverse is finite

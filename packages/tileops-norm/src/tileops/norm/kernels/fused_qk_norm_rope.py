@@ -61,7 +61,7 @@ class FusedQKNormRoPEHeads(Kernel):
     def refuse(self, call: Call, device: Device) -> str | None:
         if call["D"] > LONGEST:
             return f"a head of {call['D']} elements is more than a warp's registers hold"
-        return refuse_rows(call, 1, ())
+        return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         deal = Head.of(call["D"], call["R"], call["T"], call.params["rope_layout"])

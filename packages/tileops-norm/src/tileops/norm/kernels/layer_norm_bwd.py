@@ -12,7 +12,6 @@ from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Scratch, Static
 from tileops.core.program import tensors
 from tileops.norm.kernels import rms_norm_bwd
-from tileops.norm.kernels.layer_norm import STATISTICS
 from tileops.norm.kernels.rms_norm import row_of
 from tileops.norm.kernels.rms_norm_bwd import STAGES, Config
 from tileops.norm.kernels.rows import (
@@ -70,7 +69,7 @@ class LayerNormBwdRows(Kernel):
     def refuse(self, call: Call, device: Device) -> str | None:
         if next(configs(*row_of(call), device), None) is None:
             return "a row of {} {} fits in no cluster's shared memory".format(*row_of(call))
-        return refuse_rows(call, len(call.params["normalized_shape"]), STATISTICS)
+        return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         return configs(*row_of(call), device)

@@ -8,7 +8,6 @@ import tilelang.language as T
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.program import tensors
-from tileops.norm.kernels.layer_norm import STATISTICS
 from tileops.norm.kernels.layer_norm_bwd import Problem, arguments
 from tileops.norm.kernels.rms_norm_bwd_stream import StreamConfig
 from tileops.norm.kernels.rows import (
@@ -37,7 +36,7 @@ class LayerNormBwdStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, len(call.params["normalized_shape"]), STATISTICS)
+        return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
         yield StreamConfig()
