@@ -7,7 +7,6 @@ whose pairs lie within. So it writes nothing that another thread reads, and the 
 import itertools
 import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -15,7 +14,6 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
 from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels.operands import OVERHEAD, read
 from tileops.norm.kernels.rows import (
@@ -26,6 +24,8 @@ from tileops.norm.kernels.rows import (
     REGISTERS,
     WARP,
     Place,
+    added,
+    arguments,
     clear,
     flat,
     lanes_for,
@@ -73,8 +73,7 @@ class FusedQKNormRoPEHeads(Kernel):
                 yield config
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        t = SimpleNamespace(**t)
+        t, sizes = arguments(static)
         p = Problem.of(static)
         d, vec = p.head, p.head.vec
         tokens, held = sizes["tokens"], 2 * config.chunks * d.vec
@@ -137,7 +136,7 @@ class FusedQKNormRoPEHeads(Kernel):
                 for i in T.unroll(held):
                     x[i] = T.cast(raw[i], "float32")
                     acc[i % ACCUMULATORS] += x[i] * x[i]
-                total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+                total[0] = added(acc)
                 sum_lanes(total, 1, config.lanes)
                 total[0] = T.rsqrt(total[0] / T.float32(d.D) + T.float32(p.eps))
                 if token[0] < tokens:

@@ -74,7 +74,7 @@ class GatedRMSNormRows(Kernel):
                 raw = T.alloc_local((held,), p.dtype)
                 gate_raw = T.alloc_local((held,), p.dtype)
                 z = T.alloc_local((held,), "float32")
-                scale = T.alloc_local((held if early else p.vec,), p.scale_dtype)
+                scale = T.alloc_local((held if early else p.vec,), p.weight_dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
                 total = T.alloc_local((1,), "float32")
@@ -92,7 +92,7 @@ class GatedRMSNormRows(Kernel):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank)
                     load(gate_raw, 0, flat(gate, p.dtype), start[1], p.gate.unit, deal, lane, rank)
                 if early:
-                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, lane, rank)
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
                 clear(acc, ACCUMULATORS)
                 for i in T.unroll(held):
                     z[i] = p.summed(raw[i], gate_raw[i])
@@ -107,7 +107,7 @@ class GatedRMSNormRows(Kernel):
                         chunk = deal.chunk(i, lane, rank)
                         if deal.has(chunk):
                             if not early:
-                                read(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, chunk * p.vec, p.vec)
+                                read(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, chunk * p.vec, p.vec)
                             for v in T.vectorized(p.vec):
                                 out[v] = p.scaled(
                                     z[i * p.vec + v],
@@ -147,7 +147,7 @@ class GatedRMSNormStream(Kernel):
                 raw = T.alloc_local((held,), p.dtype)
                 gate_raw = T.alloc_local((held,), p.dtype)
                 z = T.alloc_local((p.vec,), "float32")
-                scale = T.alloc_local((p.vec,), p.scale_dtype)
+                scale = T.alloc_local((p.vec,), p.weight_dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
                 total = T.alloc_local((1,), "float32")
@@ -173,7 +173,7 @@ class GatedRMSNormStream(Kernel):
                     for i in T.unroll(deal.chunks):
                         chunk = deal.chunk(i, tx, step)
                         if deal.has(chunk):
-                            read(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, chunk * p.vec, p.vec)
+                            read(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, chunk * p.vec, p.vec)
                             for v in T.unroll(p.vec):
                                 z[v] = p.summed(raw[i * p.vec + v], gate_raw[i * p.vec + v])
                             for v in T.vectorized(p.vec):
@@ -189,12 +189,10 @@ class Problem(Rows):
 
     def __init__(self, static: Static) -> None:
         super().__init__(static)
-        gate, weight = static.tensor("gate"), static.tensor("weight")
+        gate = static.tensor("gate")
         assert gate is not None
-        assert weight is not None
         self.gate = Place.of(gate, 1, self.vec)
         self.gate_first = not static["norm_before_gate"]
-        self.scale_dtype = weight.dtype
         self.eps = static["eps"]
 
     def summed(self, x: Any, gate: Any) -> Any:

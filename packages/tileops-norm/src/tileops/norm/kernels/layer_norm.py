@@ -277,9 +277,9 @@ class Problem(Rows):
 
     def __init__(self, static: Static) -> None:
         super().__init__(static, len(static["normalized_shape"]))
-        weight, bias = static.tensor("weight"), static.tensor("bias")
-        self.weighted, self.biased = weight is not None, bias is not None
-        self.weight_dtype, self.bias_dtype = (form.dtype if form else self.dtype for form in (weight, bias))
+        bias = static.tensor("bias")
+        self.biased = bias is not None
+        self.bias_dtype = self.dtype if bias is None else bias.dtype
         self.eps = static["eps"]
 
     def affine(self, xhat: Any, weight: Any, bias: Any) -> Any:

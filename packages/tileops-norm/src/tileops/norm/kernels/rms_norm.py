@@ -155,7 +155,7 @@ class RMSNormRows(Kernel):
                 row = T.alloc_local((unroll,), "int32")
                 start = T.alloc_local((unroll,), "int64")
                 raw = T.alloc_local((unroll * held,), p.dtype)
-                scale = T.alloc_local((held if early else p.vec,), p.scale_dtype)
+                scale = T.alloc_local((held if early else p.vec,), p.weight_dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
                 total = T.alloc_local((unroll,), "float32")
@@ -171,7 +171,7 @@ class RMSNormRows(Kernel):
                     if exact or row[u] < rows:
                         load(raw, u * held, flat(x, p.dtype), start[u], p.place.unit, deal, lane, rank)
                 if early:
-                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, lane, rank)
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
                 for u in T.unroll(unroll):
                     clear(acc, ACCUMULATORS)
                     for i in T.unroll(held):
@@ -190,7 +190,7 @@ class RMSNormRows(Kernel):
                             chunk = deal.chunk(i, lane, rank)
                             if deal.has(chunk):
                                 if p.weighted and not early:
-                                    load_vector(scale, weight, p.scale_dtype, p.vec, chunk)
+                                    load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
                                 for v in T.vectorized(p.vec):
                                     out[v] = p.scaled(
                                         raw[u * held + i * p.vec + v], total[u], scale[(i * p.vec if early else 0) + v]
@@ -225,7 +225,7 @@ class RMSNormStream(Kernel):
                 tx = T.get_thread_binding()
                 start = T.alloc_local((1,), "int64")
                 raw = T.alloc_local((held,), p.dtype)
-                scale = T.alloc_local((held,), p.scale_dtype)
+                scale = T.alloc_local((held,), p.weight_dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
                 total = T.alloc_local((1,), "float32")
@@ -246,7 +246,7 @@ class RMSNormStream(Kernel):
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     if p.weighted:
-                        load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, tx, step)
+                        load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, tx, step)
                     for i in T.unroll(deal.chunks):
                         chunk = deal.chunk(i, tx, step)
                         if deal.has(chunk):
@@ -263,9 +263,6 @@ class Problem(Rows):
 
     def __init__(self, static: Static) -> None:
         super().__init__(static, len(static["normalized_shape"]))
-        weight = static.tensor("weight")
-        self.weighted = weight is not None
-        self.scale_dtype = self.dtype if weight is None else weight.dtype
         self.eps = DEFAULT_EPS if static["eps"] is None else static["eps"]
         self.offset = static["weight_offset"]
 

@@ -130,10 +130,13 @@ class Place:
 
 
 class Rows:
-    """The rows of x, its last ``axes`` axes, as a program sees them: ``n`` elements in vectors of ``vec``."""
+    """The rows of x, its last ``axes`` axes, as a program sees them, and the weight they may have.
+
+    A row has ``n`` elements, in vectors of ``vec``.
+    """
 
     def __init__(self, static: Static, axes: int = 1) -> None:
-        x = static.tensor("x")
+        x, weight = static.tensor("x"), static.tensor("weight")
         assert x is not None
         leading = len(x.shape) - axes
         self.leading = x.shape[:leading]
@@ -141,6 +144,8 @@ class Rows:
         self.dtype = x.dtype
         self.vec = vector(self.n, x.dtype)
         self.place = Place.of(x, axes, self.vec)
+        self.weighted = weight is not None
+        self.weight_dtype = (weight or x).dtype
 
 
 @attrs.frozen
@@ -160,7 +165,10 @@ class _Arguments(SimpleNamespace):
 
 
 def arguments(static: Static) -> tuple[SimpleNamespace, dict[str, Any]]:
-    """``tensors`` of core by attribute; what the call lacks is None there, and so no argument of a prim_func."""
+    """``tensors`` of core by attribute; what the call lacks is None here, and so no argument of a prim_func.
+
+    A program asks this, not the argument: in its body, an argument that is not there is no None.
+    """
     forms, sizes = tensors(static)
     return _Arguments(**forms), sizes
 
@@ -221,9 +229,9 @@ def clear(into, n):
         into[i] = T.cast(0, into.dtype)
 
 
-def added(acc: Any) -> Any:
-    """The sum of a thread's accumulators."""
-    return (acc[0] + acc[1]) + (acc[2] + acc[3])
+def added(acc: Any, at: Any = 0) -> Any:
+    """The sum of a thread's accumulators for a row."""
+    return (acc[at] + acc[at + 1]) + (acc[at + 2] + acc[at + 3])
 
 
 @T.macro
