@@ -17,7 +17,6 @@ from tileops.core.kernel import Device, Kernel, Static
 from tileops.norm.kernels.rows import (
     ARCHS,
     MAX_CLUSTER,
-    MAX_RESIDENT,
     PASSES,
     REGISTERS,
     WARP,
@@ -25,6 +24,7 @@ from tileops.norm.kernels.rows import (
     Place,
     Rows,
     clear,
+    crowded,
     flat,
     lanes_for,
     load,
@@ -105,12 +105,7 @@ def excluded(config: Config, n: int, dtype: str) -> str | None:
         return "rows at once that a block would sum one by one"
     if config.early and config.steps > 1:
         return "weights of one step alone"
-    if config.threads * config.resident > MAX_RESIDENT:
-        return "more threads than a multiprocessor has"
-    registers = min(255, REGISTERS // (config.threads * config.resident))
-    if held * (2 * config.unroll + config.early) + OTHERS > registers:
-        return "more registers than a thread has"
-    return None
+    return crowded(config, held * (2 * config.unroll + config.early) + OTHERS)
 
 
 class FusedAdd(Kernel):

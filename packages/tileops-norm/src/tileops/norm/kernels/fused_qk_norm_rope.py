@@ -19,14 +19,13 @@ from tileops.norm.kernels.operands import OVERHEAD, read
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
-    MAX_RESIDENT,
     PASSES,
-    REGISTERS,
     WARP,
     Place,
     added,
     arguments,
     clear,
+    crowded,
     flat,
     lanes_for,
     refuse_rows,
@@ -216,12 +215,8 @@ class Head:
 
 def excluded(config: Config, held: int) -> str | None:
     """Why a config, of which a thread holds so many elements, is left out; or None."""
-    if config.threads * config.resident > MAX_RESIDENT:
-        return "more threads than a multiprocessor has"
     # Each element in float32, its weight, and half a cosine and half a sine.
-    if 3 * held + OVERHEAD > min(255, REGISTERS // (config.threads * config.resident)):
-        return "more registers than a thread has"
-    return None
+    return crowded(config, 3 * held + OVERHEAD)
 
 
 @attrs.frozen

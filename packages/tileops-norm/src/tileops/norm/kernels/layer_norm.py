@@ -24,6 +24,7 @@ from tileops.norm.kernels.rows import (
     arguments,
     clear,
     count,
+    crowded,
     flat,
     inverse_sqrt,
     launch,
@@ -57,10 +58,7 @@ def held(config: Config, n: int, dtype: str) -> int:
 
 def excluded(config: Config, n: int, dtype: str) -> str | None:
     """Why a config of RMSNorm is left out, or None."""
-    needed = held(config, n, dtype) * (config.unroll + 2 * config.early) + 28
-    if needed > min(255, REGISTERS // (config.threads * config.resident)):
-        return "more registers than a thread has"
-    return None
+    return crowded(config, held(config, n, dtype) * (config.unroll + 2 * config.early) + 28)
 
 
 class LayerNormRows(Kernel):

@@ -25,11 +25,11 @@ from tileops.norm.kernels.rows import (
     ARCHS,
     COLUMN_WARPS,
     PASSES,
-    REGISTERS,
     WARP,
     added,
     arguments,
     clear,
+    crowded,
     flat,
     give_row,
     launch,
@@ -48,10 +48,7 @@ def configs(n: int, dtype: str, device: Device) -> Iterator[Config]:
 
 def excluded(config: Config, n: int, dtype: str) -> str | None:
     """Why a config of RMSNorm is left out, or None."""
-    held = config.chunks * vector(n, dtype)
-    if held * 5 // 2 + 44 > min(255, REGISTERS // (config.threads * config.resident)):
-        return "more registers than a thread has"
-    return None
+    return crowded(config, config.chunks * vector(n, dtype) * 5 // 2 + 44)
 
 
 class LayerNormBwdRows(Kernel):

@@ -11,9 +11,9 @@ import tilelang.language as T
 from tileops.core.kernel import Form
 from tileops.norm.kernels.rms_norm import shared
 from tileops.norm.kernels.rows import (
-    MAX_RESIDENT,
     REGISTERS,
     WARP,
+    crowded,
     vector,
     words,
 )
@@ -61,11 +61,7 @@ def configs(n: int, dtype: str, held: int, late: int) -> Iterator[Config]:
 
 def excluded(config: Config, registers: int) -> str | None:
     """Why a config, of which a thread holds so many registers of operands, is left out; or None."""
-    if config.threads * config.resident > MAX_RESIDENT:
-        return "more threads than a multiprocessor has"
-    if registers + OVERHEAD > min(255, REGISTERS // (config.threads * config.resident)):
-        return "more registers than a thread has"
-    return None
+    return crowded(config, registers + OVERHEAD)
 
 
 @attrs.frozen

@@ -14,7 +14,6 @@ from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     MAX_CLUSTER,
-    MAX_RESIDENT,
     MAX_THREADS,
     PASSES,
     REGISTERS,
@@ -26,6 +25,7 @@ from tileops.norm.kernels.rows import (
     arguments,
     clear,
     count,
+    crowded,
     flat,
     lanes_for,
     launch,
@@ -108,12 +108,7 @@ def excluded(config: Config, n: int, dtype: str) -> str | None:
     held = config.chunks * words(vector(n, dtype), dtype)
     if config.unroll > 1 and config.lanes > WARP:
         return "rows at once that a block would sum one by one"
-    if config.threads * config.resident > MAX_RESIDENT:
-        return "more threads than a multiprocessor has"
-    registers = min(255, REGISTERS // (config.threads * config.resident))
-    if held * (config.unroll + config.early) + 24 > registers:
-        return "more registers than a thread has"
-    return None
+    return crowded(config, held * (config.unroll + config.early) + 24)
 
 
 class RMSNormRows(Kernel):

@@ -94,6 +94,15 @@ def lanes_for(vectors: int, most: int) -> int:
     return -(-vectors // -(-vectors // most) // WARP) * WARP
 
 
+def crowded(config: Any, registers: int) -> str | None:
+    """Why no multiprocessor has room for a config whose threads take so many registers, or None."""
+    if config.threads * config.resident > MAX_RESIDENT:
+        return "more threads than a multiprocessor has"
+    if registers > min(255, REGISTERS // (config.threads * config.resident)):
+        return "more registers than a thread has"
+    return None
+
+
 @attrs.frozen
 class Place:
     """Where the rows of a tensor lie: leading axes in groups, the innermost first, each with its stride in elements.
