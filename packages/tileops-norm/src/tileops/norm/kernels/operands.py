@@ -10,13 +10,7 @@ import tilelang.language as T
 
 from tileops.core.kernel import Form
 from tileops.norm.kernels.rms_norm import shared
-from tileops.norm.kernels.rows import (
-    REGISTERS,
-    WARP,
-    crowded,
-    vector,
-    words,
-)
+from tileops.norm.kernels.rows import REGISTERS, WARP, crowded, vector, words
 
 OVERHEAD = 24  # registers for addresses and sums
 
