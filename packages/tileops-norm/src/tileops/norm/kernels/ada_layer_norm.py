@@ -8,32 +8,37 @@ their mean is what the mean lacks, and is taken off, too.
 """
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
-from tileops.norm.kernels.operands import Broadcast, Config, configs, give_row, meet, read, take_row
+from tileops.norm.kernels.operands import Broadcast, Config, configs, read
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     PASSES,
     WARP,
     Deal,
-    Place,
+    Rows,
+    StreamConfig,
+    added,
+    arguments,
     clear,
     count,
     flat,
     give_block,
+    give_row,
     inverse_sqrt,
     launch,
     load,
+    meet,
     refuse_rows,
+    sum_block,
+    sum_row,
     take_block,
+    take_row,
     vector,
     words,
 )
@@ -53,15 +58,15 @@ class AdaLayerNormRows(Kernel):
     def refuse(self, call: Call, device: Device) -> str | None:
         if next(self.configs(call, device), None) is None:
             return f"a row of {call['N']} {call['T']} fits in no cluster's registers"
-        return refuse_rows(call, 1, ())
+        return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         n, dtype = call["N"], call["T"]
         return configs(n, dtype, 1, (len(call.inputs) - 1) * words(vector(n, dtype), dtype))
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p = Problem.of(static)
+        t, sizes = arguments(static)
+        p = Problem(static)
         deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
         rows = count(p.leading, sizes)
         held, cluster, early = deal.held, config.cluster, config.early
@@ -69,103 +74,94 @@ class AdaLayerNormRows(Kernel):
         exact = at_once == 1  # no row of a block is beyond the last
         operand = held if early else p.vec
 
-        @T.macro
-        def norm(block, x, scale, shift, gate, y):
-            T.annotate_min_blocks_per_sm(config.resident)
-            tx = T.get_thread_binding()
-            lane = tx % config.lanes
-            rank = block % cluster
-            row = T.alloc_local((1,), "int32")
-            start = T.alloc_local((4,), "int64")
-            raw = T.alloc_local((held,), p.dtype)
-            scale_raw = T.alloc_local((operand,), p.dtype)
-            shift_raw = T.alloc_local((operand,), p.dtype)
-            gate_raw = T.alloc_local((operand,), p.dtype)
-            out = T.alloc_local((p.vec,), p.dtype)
-            acc = T.alloc_local((ACCUMULATORS,), "float32")
-            acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
-            difference = T.alloc_local((1,), "float32")
-            mean = T.alloc_local((1,), "float32")
-            rest = T.alloc_local((1,), "float32")
-            rstd = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((3, config.threads // WARP), "float32")
-            parts = T.alloc_shared((3, cluster, config.threads // WARP), "float32")
-            if cluster > 1:
-                T.cluster_arrive_relaxed()
-            if deal.ragged or not exact:
-                clear(raw, held)
-            row[0] = block // cluster * at_once + tx // config.lanes
-            start[0] = p.place.start(row[0], sizes)
-            start[1] = p.scale.start(row[0], sizes)
-            start[2] = p.shift.start(row[0], sizes)
-            if gate is not None:
-                start[3] = p.gate.start(row[0], sizes)
-            if exact or row[0] < rows:
-                load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank)
-                if early:
-                    load(scale_raw, 0, flat(scale, p.dtype), start[1], p.scale.unit, deal, lane, rank)
-                    load(shift_raw, 0, flat(shift, p.dtype), start[2], p.shift.unit, deal, lane, rank)
-                    if gate is not None:
-                        load(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, deal, lane, rank)
-            clear(acc, ACCUMULATORS)
-            for i in T.unroll(held):
-                acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
-            mean[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            if cluster > 1:
-                T.cluster_wait()
-            give_row(mean, part, parts, 0, tx, config, rank)
-            meet(config)
-            take_row(mean, part, parts, 0, tx, config)
-            mean[0] = mean[0] / T.float32(p.n)
-            clear(acc, ACCUMULATORS)
-            clear(acc_rest, ACCUMULATORS)
-            for i in T.unroll(deal.chunks):
-                if deal.has(deal.chunk(i, lane, rank)):
-                    for v in T.unroll(p.vec):
-                        difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
-                        acc[v % ACCUMULATORS] += difference[0] * difference[0]
-                        acc_rest[v % ACCUMULATORS] += difference[0]
-            rstd[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            rest[0] = (acc_rest[0] + acc_rest[1]) + (acc_rest[2] + acc_rest[3])
-            give_row(rstd, part, parts, 1, tx, config, rank)
-            give_row(rest, part, parts, 2, tx, config, rank)
-            meet(config)
-            take_row(rstd, part, parts, 1, tx, config)
-            take_row(rest, part, parts, 2, tx, config)
-            rest[0] = rest[0] / T.float32(p.n)
-            rstd[0] = p.rstd(rstd[0], rest[0])
-            if exact or row[0] < rows:
+        @T.prim_func
+        def main(x: t.x, scale: t.scale, shift: t.shift, gate: t.gate, y: t.y):
+            with launch(T.ceildiv(rows, at_once), config.threads, cluster) as block:
+                T.annotate_min_blocks_per_sm(config.resident)
+                tx = T.get_thread_binding()
+                lane = tx % config.lanes
+                rank = block % cluster
+                row = T.alloc_local((1,), "int32")
+                start = T.alloc_local((4,), "int64")
+                raw = T.alloc_local((held,), p.dtype)
+                scale_raw = T.alloc_local((operand,), p.dtype)
+                shift_raw = T.alloc_local((operand,), p.dtype)
+                gate_raw = T.alloc_local((operand,), p.dtype)
+                out = T.alloc_local((p.vec,), p.dtype)
+                acc = T.alloc_local((ACCUMULATORS,), "float32")
+                acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
+                difference = T.alloc_local((1,), "float32")
+                mean = T.alloc_local((1,), "float32")
+                rest = T.alloc_local((1,), "float32")
+                rstd = T.alloc_local((1,), "float32")
+                part = T.alloc_shared((3, config.threads // WARP), "float32")
+                parts = T.alloc_shared((3, cluster, config.threads // WARP), "float32")
+                if cluster > 1:
+                    T.cluster_arrive_relaxed()
+                if deal.ragged or not exact:
+                    clear(raw, held)
+                row[0] = block // cluster * at_once + tx // config.lanes
+                start[0] = p.place.start(row[0], sizes)
+                start[1] = p.scale.start(row[0], sizes)
+                start[2] = p.shift.start(row[0], sizes)
+                if p.gate is not None:
+                    start[3] = p.gate.start(row[0], sizes)
+                if exact or row[0] < rows:
+                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank)
+                    if early:
+                        load(scale_raw, 0, flat(scale, p.dtype), start[1], p.scale.unit, deal, lane, rank)
+                        load(shift_raw, 0, flat(shift, p.dtype), start[2], p.shift.unit, deal, lane, rank)
+                        if p.gate is not None:
+                            load(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, deal, lane, rank)
+                clear(acc, ACCUMULATORS)
+                for i in T.unroll(held):
+                    acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
+                mean[0] = added(acc)
+                if cluster > 1:
+                    T.cluster_wait()
+                sum_row(mean, 1, part, parts, 0, tx, config, rank)
+                mean[0] = mean[0] / T.float32(p.n)
+                clear(acc, ACCUMULATORS)
+                clear(acc_rest, ACCUMULATORS)
                 for i in T.unroll(deal.chunks):
-                    chunk = deal.chunk(i, lane, rank)
-                    if deal.has(chunk):
-                        at = i * p.vec if early else 0
-                        if not early:
-                            read(scale_raw, 0, flat(scale, p.dtype), start[1], p.scale.unit, chunk * p.vec, p.vec)
-                            read(shift_raw, 0, flat(shift, p.dtype), start[2], p.shift.unit, chunk * p.vec, p.vec)
-                            if gate is not None:
-                                read(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, chunk * p.vec, p.vec)
-                        for v in T.vectorized(p.vec):
-                            out[v] = p.modulated(
-                                raw[i * p.vec + v],
-                                mean[0],
-                                rest[0],
-                                rstd[0],
-                                scale_raw[at + v],
-                                shift_raw[at + v],
-                                None if gate is None else gate_raw[at + v],
-                            )
-                        for v in T.vectorized(p.vec):
-                            flat(y, p.dtype)[(T.cast(row[0], "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+                    if deal.has(deal.chunk(i, lane, rank)):
+                        for v in T.unroll(p.vec):
+                            difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
+                            acc[v % ACCUMULATORS] += difference[0] * difference[0]
+                            acc_rest[v % ACCUMULATORS] += difference[0]
+                rstd[0] = added(acc)
+                rest[0] = added(acc_rest)
+                give_row(rstd, 1, part, parts, 1, tx, config, rank)
+                give_row(rest, 1, part, parts, 2, tx, config, rank)
+                meet(config)
+                take_row(rstd, part, parts, 1, tx, config)
+                take_row(rest, part, parts, 2, tx, config)
+                rest[0] = rest[0] / T.float32(p.n)
+                rstd[0] = p.rstd(rstd[0], rest[0])
+                if exact or row[0] < rows:
+                    for i in T.unroll(deal.chunks):
+                        chunk = deal.chunk(i, lane, rank)
+                        if deal.has(chunk):
+                            at = i * p.vec if early else 0
+                            if not early:
+                                read(scale_raw, 0, flat(scale, p.dtype), start[1], p.scale.unit, chunk * p.vec, p.vec)
+                                read(shift_raw, 0, flat(shift, p.dtype), start[2], p.shift.unit, chunk * p.vec, p.vec)
+                                if p.gate is not None:
+                                    read(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, chunk * p.vec, p.vec)
+                            for v in T.vectorized(p.vec):
+                                out[v] = p.modulated(
+                                    raw[i * p.vec + v],
+                                    mean[0],
+                                    rest[0],
+                                    rstd[0],
+                                    scale_raw[at + v],
+                                    shift_raw[at + v],
+                                    None if p.gate is None else gate_raw[at + v],
+                                )
+                            for v in T.vectorized(p.vec):
+                                flat(y, p.dtype)[deal.element(row[0], chunk) + v] = out[v]
 
-        return program(t, norm, T.ceildiv(rows, at_once), config.threads, cluster)
-
-
-@attrs.frozen
-class StreamConfig:
-    """A block of ``threads`` takes ``chunks`` vectors a thread at once."""
-
-    threads: int = 1024
-    chunks: int = 2
+        return main
 
 
 class AdaLayerNormStream(Kernel):
@@ -175,118 +171,100 @@ class AdaLayerNormStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, 1, ())
+        return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
-        yield StreamConfig()
+        yield StreamConfig(1024, 2)
 
     def program(self, static: Static, config: StreamConfig, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p = Problem.of(static)
-        threads, held, warps = config.threads, config.chunks * p.vec, config.threads // WARP
-        steps = -(-p.n // (threads * held))
-        deal = Deal(p.n, p.vec, threads, config.chunks, steps)
+        t, sizes = arguments(static)
+        p = Problem(static)
+        deal = config.deal(p.n, p.vec)
+        threads, held, warps = config.threads, deal.held, config.threads // WARP
 
-        @T.macro
-        def norm(block, x, scale, shift, gate, y):
-            tx = T.get_thread_binding()
-            start = T.alloc_local((4,), "int64")
-            raw = T.alloc_local((held,), p.dtype)
-            scale_raw = T.alloc_local((p.vec,), p.dtype)
-            shift_raw = T.alloc_local((p.vec,), p.dtype)
-            gate_raw = T.alloc_local((p.vec,), p.dtype)
-            out = T.alloc_local((p.vec,), p.dtype)
-            acc = T.alloc_local((ACCUMULATORS,), "float32")
-            acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
-            difference = T.alloc_local((1,), "float32")
-            mean = T.alloc_local((1,), "float32")
-            rest = T.alloc_local((1,), "float32")
-            rstd = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((3, warps), "float32")
-            start[0] = p.place.start(block, sizes)
-            start[1] = p.scale.start(block, sizes)
-            start[2] = p.shift.start(block, sizes)
-            if gate is not None:
-                start[3] = p.gate.start(block, sizes)
-            clear(acc, ACCUMULATORS)
-            for step in T.serial(steps):
-                clear(raw, held)
-                load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                for i in T.unroll(held):
-                    acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
-            mean[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            give_block(mean, part, 0, tx)
-            T.sync_threads()
-            take_block(mean, part, 0, tx, warps)
-            mean[0] = mean[0] / T.float32(p.n)
-            clear(acc, ACCUMULATORS)
-            clear(acc_rest, ACCUMULATORS)
-            for step in T.serial(steps):
-                load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                for i in T.unroll(config.chunks):
-                    if deal.has(deal.chunk(i, tx, step)):
-                        for v in T.unroll(p.vec):
-                            difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
-                            acc[v % ACCUMULATORS] += difference[0] * difference[0]
-                            acc_rest[v % ACCUMULATORS] += difference[0]
-            rstd[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            rest[0] = (acc_rest[0] + acc_rest[1]) + (acc_rest[2] + acc_rest[3])
-            give_block(rstd, part, 1, tx)
-            give_block(rest, part, 2, tx)
-            T.sync_threads()
-            take_block(rstd, part, 1, tx, warps)
-            take_block(rest, part, 2, tx, warps)
-            rest[0] = rest[0] / T.float32(p.n)
-            rstd[0] = p.rstd(rstd[0], rest[0])
-            for step in T.serial(steps):
-                load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                for i in T.unroll(config.chunks):
-                    chunk = deal.chunk(i, tx, step)
-                    if deal.has(chunk):
-                        read(scale_raw, 0, flat(scale, p.dtype), start[1], p.scale.unit, chunk * p.vec, p.vec)
-                        read(shift_raw, 0, flat(shift, p.dtype), start[2], p.shift.unit, chunk * p.vec, p.vec)
-                        if gate is not None:
-                            read(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, chunk * p.vec, p.vec)
-                        for v in T.vectorized(p.vec):
-                            out[v] = p.modulated(
-                                raw[i * p.vec + v],
-                                mean[0],
-                                rest[0],
-                                rstd[0],
-                                scale_raw[v],
-                                shift_raw[v],
-                                None if gate is None else gate_raw[v],
-                            )
-                        for v in T.vectorized(p.vec):
-                            flat(y, p.dtype)[(T.cast(block, "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+        @T.prim_func
+        def main(x: t.x, scale: t.scale, shift: t.shift, gate: t.gate, y: t.y):
+            with T.Kernel(count(p.leading, sizes), threads=threads) as block:
+                tx = T.get_thread_binding()
+                start = T.alloc_local((4,), "int64")
+                raw = T.alloc_local((held,), p.dtype)
+                scale_raw = T.alloc_local((p.vec,), p.dtype)
+                shift_raw = T.alloc_local((p.vec,), p.dtype)
+                gate_raw = T.alloc_local((p.vec,), p.dtype)
+                out = T.alloc_local((p.vec,), p.dtype)
+                acc = T.alloc_local((ACCUMULATORS,), "float32")
+                acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
+                difference = T.alloc_local((1,), "float32")
+                mean = T.alloc_local((1,), "float32")
+                rest = T.alloc_local((1,), "float32")
+                rstd = T.alloc_local((1,), "float32")
+                part = T.alloc_shared((3, warps), "float32")
+                start[0] = p.place.start(block, sizes)
+                start[1] = p.scale.start(block, sizes)
+                start[2] = p.shift.start(block, sizes)
+                if p.gate is not None:
+                    start[3] = p.gate.start(block, sizes)
+                clear(acc, ACCUMULATORS)
+                for step in T.serial(deal.parts):
+                    clear(raw, held)
+                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
+                    for i in T.unroll(held):
+                        acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
+                mean[0] = added(acc)
+                sum_block(mean, part, 0, tx, warps)
+                mean[0] = mean[0] / T.float32(p.n)
+                clear(acc, ACCUMULATORS)
+                clear(acc_rest, ACCUMULATORS)
+                for step in T.serial(deal.parts):
+                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
+                    for i in T.unroll(deal.chunks):
+                        if deal.has(deal.chunk(i, tx, step)):
+                            for v in T.unroll(p.vec):
+                                difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
+                                acc[v % ACCUMULATORS] += difference[0] * difference[0]
+                                acc_rest[v % ACCUMULATORS] += difference[0]
+                rstd[0] = added(acc)
+                rest[0] = added(acc_rest)
+                give_block(rstd, part, 1, tx)
+                give_block(rest, part, 2, tx)
+                T.sync_threads()
+                take_block(rstd, part, 1, tx, warps)
+                take_block(rest, part, 2, tx, warps)
+                rest[0] = rest[0] / T.float32(p.n)
+                rstd[0] = p.rstd(rstd[0], rest[0])
+                for step in T.serial(deal.parts):
+                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
+                    for i in T.unroll(deal.chunks):
+                        chunk = deal.chunk(i, tx, step)
+                        if deal.has(chunk):
+                            read(scale_raw, 0, flat(scale, p.dtype), start[1], p.scale.unit, chunk * p.vec, p.vec)
+                            read(shift_raw, 0, flat(shift, p.dtype), start[2], p.shift.unit, chunk * p.vec, p.vec)
+                            if p.gate is not None:
+                                read(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, chunk * p.vec, p.vec)
+                            for v in T.vectorized(p.vec):
+                                out[v] = p.modulated(
+                                    raw[i * p.vec + v],
+                                    mean[0],
+                                    rest[0],
+                                    rstd[0],
+                                    scale_raw[v],
+                                    shift_raw[v],
+                                    None if p.gate is None else gate_raw[v],
+                                )
+                            for v in T.vectorized(p.vec):
+                                flat(y, p.dtype)[deal.element(block, chunk) + v] = out[v]
 
-        return program(t, norm, count(p.leading, sizes), threads, 1)
+        return main
 
 
-@attrs.frozen
-class Problem:
+class Problem(Rows):
     """What the programs take from a call."""
 
-    n: int
-    vec: int
-    leading: tuple[int | str, ...]
-    dtype: str
-    eps: float
-    place: Place
-    scale: Broadcast
-    shift: Broadcast
-    gate: Broadcast | None
-
-    @classmethod
-    def of(cls, static: Static) -> "Problem":
-        x = static.tensor("x")
-        assert x is not None
-        *leading, n = x.shape
-        assert isinstance(n, int)
-        vec = vector(n, x.dtype)
+    def __init__(self, static: Static) -> None:
+        super().__init__(static)
         operands = (static.tensor(name) for name in ("scale", "shift", "gate"))
-        places = (form and Broadcast.of(form, leading, vec) for form in operands)
-        return cls(n, vec, tuple(leading), x.dtype, static["eps"], Place.of(x, 1, vec), *places)
+        self.scale, self.shift, self.gate = (form and Broadcast.of(form, self.leading, self.vec) for form in operands)
+        self.eps = static["eps"]
 
     def rstd(self, squares: Any, rest: Any) -> Any:
         """From the sum of squared differences from the mean, and the mean of these differences."""
@@ -297,23 +275,3 @@ class Problem:
         y = (T.cast(x, "float32") - mean - rest) * rstd * (T.float32(1.0) + T.cast(scale, "float32"))
         y = y + T.cast(shift, "float32")
         return T.cast(y if gate is None else y * T.cast(gate, "float32"), self.dtype)
-
-
-def program(tensors: Any, norm: Any, blocks: Any, threads: int, cluster: int) -> Any:
-    """The prim_func of a body, with a gate or without."""
-    t = SimpleNamespace(**tensors)
-    if "gate" in tensors:
-
-        @T.prim_func
-        def main(x: t.x, scale: t.scale, shift: t.shift, gate: t.gate, y: t.y):
-            with launch(blocks, threads, cluster) as block:
-                norm(block, x, scale, shift, gate, y)
-
-    else:
-
-        @T.prim_func
-        def main(x: t.x, scale: t.scale, shift: t.shift, y: t.y):
-            with launch(blocks, threads, cluster) as block:
-                norm(block, x, scale, shift, None, y)
-
-    return main

@@ -17,13 +17,14 @@ from tileops.core.kernel import Device, Kernel, Static
 from tileops.norm.kernels.rows import (
     ARCHS,
     MAX_CLUSTER,
-    MAX_RESIDENT,
     PASSES,
     REGISTERS,
     WARP,
     Deal,
     Place,
+    Rows,
     clear,
+    crowded,
     flat,
     lanes_for,
     load,
@@ -104,12 +105,7 @@ def excluded(config: Config, n: int, dtype: str) -> str | None:
         return "rows at once that a block would sum one by one"
     if config.early and config.steps > 1:
         return "weights of one step alone"
-    if config.threads * config.resident > MAX_RESIDENT:
-        return "more threads than a multiprocessor has"
-    registers = min(255, REGISTERS // (config.threads * config.resident))
-    if held * (2 * config.unroll + config.early) + OTHERS > registers:
-        return "more registers than a thread has"
-    return None
+    return crowded(config, held * (2 * config.unroll + config.early) + OTHERS)
 
 
 class FusedAdd(Kernel):
@@ -119,31 +115,19 @@ class FusedAdd(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, 1, ("mean", "rstd"))
+        return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         return configs(call["N"], call["T"])
 
 
-@attrs.frozen
-class Rows:
-    """The rows of x, and of the residual where there is one, as a program sees them."""
+class Sum(Rows):
+    """The rows of x, and of the residual where there is one."""
 
-    n: int
-    vec: int
-    dtype: str
-    leading: tuple[int | str, ...]
-    x: Place
-    residual: Place | None
-
-    @classmethod
-    def of(cls, static: Static) -> "Rows":
-        x, residual = static.tensor("x"), static.tensor("residual")
-        assert x is not None
-        n = static["N"]
-        vec = vector(n, x.dtype)
-        added = None if residual is None else Place.of(residual, 1, vec)
-        return cls(n, vec, x.dtype, x.shape[:-1], Place.of(x, 1, vec), added)
+    def __init__(self, static: Static) -> None:
+        super().__init__(static)
+        residual = static.tensor("residual")
+        self.residual = None if residual is None else Place.of(residual, 1, self.vec)
 
 
 @T.macro
@@ -157,9 +141,9 @@ def fetch(raw, more, row, rows, exact, x, residual, p, deal, config, sizes, lane
         clear(raw, config.unroll * deal.held)
     for u in T.unroll(config.unroll):
         if exact or row[u] < rows:
-            start[0] = p.x.start(row[u], sizes)
-            load(raw, u * deal.held, flat(x, p.dtype), start[0], p.x.unit, deal, lane, part)
-            if residual is not None:
+            start[0] = p.place.start(row[u], sizes)
+            load(raw, u * deal.held, flat(x, p.dtype), start[0], p.place.unit, deal, lane, part)
+            if p.residual is not None:
                 start[1] = p.residual.start(row[u], sizes)
                 load(more, u * deal.held, flat(residual, p.dtype), start[1], p.residual.unit, deal, lane, part)
 
@@ -175,9 +159,7 @@ def add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, part):
                     for v in T.vectorized(p.vec):
                         raw[at + v] = T.cast(T.cast(raw[at + v], "float32") + T.cast(more[at + v], "float32"), p.dtype)
                     for v in T.vectorized(p.vec):
-                        flat(residual_out, p.dtype)[
-                            (T.cast(row[u], "int64") * deal.vectors + deal.chunk(i, lane, part)) * p.vec + v
-                        ] = raw[at + v]
+                        flat(residual_out, p.dtype)[deal.element(row[u], deal.chunk(i, lane, part)) + v] = raw[at + v]
 
 
 @T.macro
@@ -186,18 +168,11 @@ def reload(raw, row, x, residual_out, p, deal, sizes, lane, step):
     start = T.alloc_local((1,), "int64")
     if deal.ragged:
         clear(raw, deal.held)
-    if residual_out is not None:
+    if p.residual is not None:
         load(raw, 0, flat(residual_out, p.dtype), T.cast(row[0], "int64") * deal.vectors, p.vec, deal, lane, step)
     else:
-        start[0] = p.x.start(row[0], sizes)
-        load(raw, 0, flat(x, p.dtype), start[0], p.x.unit, deal, lane, step)
-
-
-@T.macro
-def load_vector(into, weight, dtype, vec, chunk):
-    """One vector of a weight or bias."""
-    for v in T.vectorized(vec):
-        into[v] = flat(weight, dtype)[T.cast(chunk, "int64") * vec + v]
+        start[0] = p.place.start(row[0], sizes)
+        load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, lane, step)
 
 
 @T.macro

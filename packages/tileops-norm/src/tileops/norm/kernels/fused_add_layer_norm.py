@@ -1,14 +1,24 @@
 """LayerNorm of a sum with a residual: two reads and two writes an element while a row fits a cluster's registers."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import tilelang.language as T
 
 from tileops.core.kernel import Device, Static
-from tileops.core.program import tensors
-from tileops.norm.kernels.fused_add import Config, FusedAdd, Rows, add, fetch, fold_row, load_vector, plus, reload
-from tileops.norm.kernels.rows import ACCUMULATORS, WARP, clear, count, flat, inverse_sqrt, launch, load
+from tileops.norm.kernels.fused_add import Config, FusedAdd, Sum, add, fetch, fold_row, plus, reload
+from tileops.norm.kernels.rows import (
+    ACCUMULATORS,
+    WARP,
+    added,
+    arguments,
+    clear,
+    count,
+    flat,
+    inverse_sqrt,
+    launch,
+    load,
+    load_vector,
+)
 
 
 class FusedAddLayerNormRows(FusedAdd):
@@ -19,11 +29,10 @@ class FusedAddLayerNormRows(FusedAdd):
     """
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p, weight_form, bias_form = Rows.of(static), static.tensor("weight"), static.tensor("bias")
-        assert weight_form is not None
+        t, sizes = arguments(static)
+        p, bias_form = Sum(static), static.tensor("bias")
         assert bias_form is not None
-        scale_dtype, shift_dtype, eps = weight_form.dtype, bias_form.dtype, static["eps"]
+        shift_dtype, eps = bias_form.dtype, static["eps"]
         deal = config.deal(p.n, p.vec)
         rows = count(p.leading, sizes)
         unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
@@ -36,12 +45,6 @@ class FusedAddLayerNormRows(FusedAdd):
             return T.cast(normed * T.cast(weight, "float32") + T.cast(bias, "float32"), p.dtype)
 
         @T.macro
-        def sum_up(into, acc):
-            for u in T.unroll(unroll):
-                a = u * ACCUMULATORS
-                into[u] = (acc[a] + acc[a + 1]) + (acc[a + 2] + acc[a + 3])
-
-        @T.macro
         def norm(block, x, residual, weight, bias, y, residual_out, mean, rstd):
             T.annotate_min_blocks_per_sm(config.resident)
             tx = T.get_thread_binding()
@@ -50,7 +53,7 @@ class FusedAddLayerNormRows(FusedAdd):
             row = T.alloc_local((unroll,), "int32")
             raw = T.alloc_local((unroll * held,), p.dtype)
             more = T.alloc_local((unroll * held,), p.dtype)
-            scale = T.alloc_local((held if config.early else p.vec,), scale_dtype)
+            scale = T.alloc_local((held if config.early else p.vec,), p.weight_dtype)
             shift = T.alloc_local((held if config.early else p.vec,), shift_dtype)
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((unroll * ACCUMULATORS,), "float32")
@@ -67,13 +70,14 @@ class FusedAddLayerNormRows(FusedAdd):
             for step in T.serial(config.steps):
                 fetch(raw, more, row, rows, exact, x, residual, p, deal, config, sizes, lane, rank + step)
                 if config.early:
-                    load(scale, 0, flat(weight, scale_dtype), T.int64(0), p.vec, deal, lane, rank + step)
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank + step)
                     load(shift, 0, flat(bias, shift_dtype), T.int64(0), p.vec, deal, lane, rank + step)
                 add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, rank + step)
                 for u in T.unroll(unroll):
                     for i in T.unroll(held):
                         acc[u * ACCUMULATORS + i % ACCUMULATORS] += T.cast(raw[u * held + i], "float32")
-            sum_up(centre, acc)
+            for u in T.unroll(unroll):
+                centre[u] = added(acc, u * ACCUMULATORS)
             fold_row(centre, plus, part, parts, 0, tx, rank, config)
             for u in T.unroll(unroll):
                 centre[u] = centre[u] / T.float32(p.n)
@@ -87,11 +91,12 @@ class FusedAddLayerNormRows(FusedAdd):
                             for v in T.unroll(p.vec):
                                 off[0] = T.cast(raw[u * held + i * p.vec + v], "float32") - centre[u]
                                 acc[u * ACCUMULATORS + (i * p.vec + v) % ACCUMULATORS] += off[0] * off[0]
-            sum_up(total, acc)
+            for u in T.unroll(unroll):
+                total[u] = added(acc, u * ACCUMULATORS)
             fold_row(total, plus, part, parts, 1, tx, rank, config)
             for u in T.unroll(unroll):
                 total[u] = inverse_sqrt(total[u] / T.float32(p.n) + T.float32(eps))
-                if mean is not None:
+                if t.mean is not None:
                     if lane + rank == 0 and (exact or row[u] < rows):
                         flat(mean, "float32")[T.cast(row[u], "int64")] = centre[u]
                         flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
@@ -104,7 +109,7 @@ class FusedAddLayerNormRows(FusedAdd):
                             chunk = deal.chunk(i, lane, rank + step)
                             if deal.has(chunk):
                                 if not config.early:
-                                    load_vector(scale, weight, scale_dtype, p.vec, chunk)
+                                    load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
                                     load_vector(shift, bias, shift_dtype, p.vec, chunk)
                                 at = i * p.vec if config.early else 0
                                 for v in T.vectorized(p.vec):
@@ -112,36 +117,14 @@ class FusedAddLayerNormRows(FusedAdd):
                                         raw[u * held + i * p.vec + v], centre[u], total[u], scale[at + v], shift[at + v]
                                     )
                                 for v in T.vectorized(p.vec):
-                                    flat(y, p.dtype)[(T.cast(row[u], "int64") * deal.vectors + chunk) * p.vec + v] = (
-                                        out[v]
-                                    )
-
-        return program(SimpleNamespace(**t), norm, T.ceildiv(rows, unroll * at_once), config.threads, cluster)
-
-
-def program(t: Any, norm: Any, blocks: Any, threads: int, cluster: int) -> Any:
-    """The prim_func of a body, with the tensors that the call has."""
-    if hasattr(t, "mean"):
+                                    flat(y, p.dtype)[deal.element(row[u], chunk) + v] = out[v]
 
         @T.prim_func
         def main(
-            x: t.x,
-            residual: t.residual,
-            weight: t.weight,
-            bias: t.bias,
-            y: t.y,
-            residual_out: t.residual_out,
-            mean: t.mean,
-            rstd: t.rstd,
-        ):
-            with launch(blocks, threads, cluster) as block:
+            x: t.x, residual: t.residual, weight: t.weight, bias: t.bias,
+            y: t.y, residual_out: t.residual_out, mean: t.mean, rstd: t.rstd,
+        ):  # fmt: skip
+            with launch(T.ceildiv(rows, unroll * at_once), config.threads, cluster) as block:
                 norm(block, x, residual, weight, bias, y, residual_out, mean, rstd)
 
-    else:
-
-        @T.prim_func
-        def main(x: t.x, residual: t.residual, weight: t.weight, bias: t.bias, y: t.y, residual_out: t.residual_out):
-            with launch(blocks, threads, cluster) as block:
-                norm(block, x, residual, weight, bias, y, residual_out, None, None)
-
-    return main
+        return main

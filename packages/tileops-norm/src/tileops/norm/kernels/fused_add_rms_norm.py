@@ -1,14 +1,23 @@
 """RMSNorm of a sum with a residual: two reads and two writes an element while a row fits a cluster's registers."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import tilelang.language as T
 
 from tileops.core.kernel import Device, Static
-from tileops.core.program import tensors
-from tileops.norm.kernels.fused_add import Config, FusedAdd, Rows, add, fetch, fold_row, load_vector, plus, reload
-from tileops.norm.kernels.rows import ACCUMULATORS, WARP, clear, count, flat, launch, load
+from tileops.norm.kernels.fused_add import Config, FusedAdd, Sum, add, fetch, fold_row, plus, reload
+from tileops.norm.kernels.rows import (
+    ACCUMULATORS,
+    WARP,
+    added,
+    arguments,
+    clear,
+    count,
+    flat,
+    launch,
+    load,
+    load_vector,
+)
 
 
 class FusedAddRMSNormRows(FusedAdd):
@@ -18,10 +27,9 @@ class FusedAddRMSNormRows(FusedAdd):
     """
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p, weight_form = Rows.of(static), static.tensor("weight")
-        assert weight_form is not None
-        scale_dtype, eps, offset = weight_form.dtype, static["eps"], static["weight_offset"]
+        t, sizes = arguments(static)
+        p = Sum(static)
+        eps, offset = static["eps"], static["weight_offset"]
         deal = config.deal(p.n, p.vec)
         rows = count(p.leading, sizes)
         unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
@@ -42,7 +50,7 @@ class FusedAddRMSNormRows(FusedAdd):
             row = T.alloc_local((unroll,), "int32")
             raw = T.alloc_local((unroll * held,), p.dtype)
             more = T.alloc_local((unroll * held,), p.dtype)
-            scale = T.alloc_local((held if config.early else p.vec,), scale_dtype)
+            scale = T.alloc_local((held if config.early else p.vec,), p.weight_dtype)
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((unroll * ACCUMULATORS,), "float32")
             total = T.alloc_local((unroll,), "float32")
@@ -56,7 +64,7 @@ class FusedAddRMSNormRows(FusedAdd):
             for step in T.serial(config.steps):
                 fetch(raw, more, row, rows, exact, x, residual, p, deal, config, sizes, lane, rank + step)
                 if config.early:
-                    load(scale, 0, flat(weight, scale_dtype), T.int64(0), p.vec, deal, lane, rank + step)
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank + step)
                 add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, rank + step)
                 for u in T.unroll(unroll):
                     for i in T.unroll(held):
@@ -64,12 +72,11 @@ class FusedAddRMSNormRows(FusedAdd):
                             raw[u * held + i], "float32"
                         )
             for u in T.unroll(unroll):
-                a = u * ACCUMULATORS
-                total[u] = (acc[a] + acc[a + 1]) + (acc[a + 2] + acc[a + 3])
+                total[u] = added(acc, u * ACCUMULATORS)
             fold_row(total, plus, part, parts, 0, tx, rank, config)
             for u in T.unroll(unroll):
                 total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(eps))
-                if rstd is not None:
+                if t.rstd is not None:
                     if lane + rank == 0 and (exact or row[u] < rows):
                         flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
             for step in T.serial(config.steps):
@@ -81,7 +88,7 @@ class FusedAddRMSNormRows(FusedAdd):
                             chunk = deal.chunk(i, lane, rank + step)
                             if deal.has(chunk):
                                 if not config.early:
-                                    load_vector(scale, weight, scale_dtype, p.vec, chunk)
+                                    load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
                                 for v in T.vectorized(p.vec):
                                     out[v] = scaled(
                                         raw[u * held + i * p.vec + v],
@@ -89,28 +96,11 @@ class FusedAddRMSNormRows(FusedAdd):
                                         scale[(i * p.vec if config.early else 0) + v],
                                     )
                                 for v in T.vectorized(p.vec):
-                                    flat(y, p.dtype)[(T.cast(row[u], "int64") * deal.vectors + chunk) * p.vec + v] = (
-                                        out[v]
-                                    )
-
-        return program(t, norm, T.ceildiv(rows, unroll * at_once), config.threads, cluster)
-
-
-def program(tensors: Any, norm: Any, blocks: Any, threads: int, cluster: int) -> Any:
-    """The prim_func of a body, with the tensors that the call has."""
-    t = SimpleNamespace(**tensors)
-    if "rstd" in tensors:
+                                    flat(y, p.dtype)[deal.element(row[u], chunk) + v] = out[v]
 
         @T.prim_func
         def main(x: t.x, residual: t.residual, weight: t.weight, y: t.y, residual_out: t.residual_out, rstd: t.rstd):
-            with launch(blocks, threads, cluster) as block:
+            with launch(T.ceildiv(rows, unroll * at_once), config.threads, cluster) as block:
                 norm(block, x, residual, weight, y, residual_out, rstd)
 
-    else:
-
-        @T.prim_func
-        def main(x: t.x, residual: t.residual, weight: t.weight, y: t.y, residual_out: t.residual_out):
-            with launch(blocks, threads, cluster) as block:
-                norm(block, x, residual, weight, y, residual_out, None)
-
-    return main
+        return main

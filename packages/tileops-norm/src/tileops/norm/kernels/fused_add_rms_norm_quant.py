@@ -1,28 +1,38 @@
 """RMSNorm of a sum with a residual, in 8-bit codes: each element is read once and its code is written once."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Static
-from tileops.core.program import tensors
 from tileops.norm.kernels.fused_add import (
     Config,
     FusedAdd,
-    Rows,
+    Sum,
     add,
     configs,
     fetch,
     fold_row,
     larger,
-    load_vector,
     plus,
     reload,
 )
-from tileops.norm.kernels.rows import ACCUMULATORS, WARP, Deal, clear, count, flat, launch, load, vector
+from tileops.norm.kernels.rows import (
+    ACCUMULATORS,
+    WARP,
+    Deal,
+    added,
+    arguments,
+    clear,
+    count,
+    flat,
+    launch,
+    load,
+    load_vector,
+    vector,
+)
 
 BLOCK = 128  # elements of a row that share a scale in block128
 LEAST_SCALE = 2.0**-126  # whose inverse is finite
@@ -40,10 +50,9 @@ class FusedAddRMSNormQuantRows(FusedAdd):
         return configs(call["N"], call["T"], max(WARP, BLOCK // vector(call["N"], call["T"])))
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p, weight_form = Rows.of(static), static.tensor("weight")
-        assert weight_form is not None
-        scale_dtype, eps, code, ub = weight_form.dtype, static["eps"], static["quant_dtype"], static["scale_ub"]
+        t, sizes = arguments(static)
+        p = Sum(static)
+        eps, code, ub = static["eps"], static["quant_dtype"], static["scale_ub"]
         in_blocks = static["quant"] == "block128" and p.n > BLOCK  # a row within one is a block by itself
         deal = config.deal(p.n, p.vec)
         rows = count(p.leading, sizes)
@@ -74,7 +83,7 @@ class FusedAddRMSNormQuantRows(FusedAdd):
         @T.macro
         def weigh(scale, weight, chunk):
             if not config.early:
-                load_vector(scale, weight, scale_dtype, p.vec, chunk)
+                load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
 
         @T.macro
         def largest(top, to, u, i, raw, scale, rstd):
@@ -91,7 +100,7 @@ class FusedAddRMSNormQuantRows(FusedAdd):
             for v in each(p.vec):
                 out[v] = coded(normed(raw[u * held + i * p.vec + v], rstd[u], scale[at(i) + v]) * inverse)
             for v in T.vectorized(p.vec):
-                flat(q, code)[(T.cast(row[u], "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+                flat(q, code)[deal.element(row[u], chunk) + v] = out[v]
 
         @T.macro
         def norm(block, x, residual, weight, scale_in, q, scale_out, residual_out):
@@ -102,7 +111,7 @@ class FusedAddRMSNormQuantRows(FusedAdd):
             row = T.alloc_local((unroll,), "int32")
             raw = T.alloc_local((unroll * held,), p.dtype)
             more = T.alloc_local((unroll * held,), p.dtype)
-            scale = T.alloc_local((held if config.early else p.vec,), scale_dtype)
+            scale = T.alloc_local((held if config.early else p.vec,), p.weight_dtype)
             out = T.alloc_local((p.vec,), code)
             acc = T.alloc_local((unroll * ACCUMULATORS,), "float32")
             rstd = T.alloc_local((unroll,), "float32")
@@ -119,8 +128,8 @@ class FusedAddRMSNormQuantRows(FusedAdd):
             for step in T.serial(config.steps):
                 fetch(raw, more, row, rows, exact, x, residual, p, deal, config, sizes, lane, rank + step)
                 if config.early:
-                    load(scale, 0, flat(weight, scale_dtype), T.int64(0), p.vec, deal, lane, rank + step)
-                if residual is not None:
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank + step)
+                if p.residual is not None:
                     add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, rank + step)
                 for u in T.unroll(unroll):
                     for i in T.unroll(held):
@@ -128,12 +137,11 @@ class FusedAddRMSNormQuantRows(FusedAdd):
                             raw[u * held + i], "float32"
                         )
             for u in T.unroll(unroll):
-                a = u * ACCUMULATORS
-                rstd[u] = (acc[a] + acc[a + 1]) + (acc[a + 2] + acc[a + 3])
+                rstd[u] = added(acc, u * ACCUMULATORS)
             fold_row(rstd, plus, part, parts, 0, tx, rank, config)
             for u in T.unroll(unroll):
                 rstd[u] = T.rsqrt(rstd[u] / T.float32(p.n) + T.float32(eps))
-            if scale_in is not None:
+            if t.scale_in is not None:
                 for u in T.unroll(unroll):
                     inverse[u] = T.float32(1) / T.max(flat(scale_in, "float32")[0], T.float32(LEAST_SCALE))
             elif not in_blocks:
@@ -177,7 +185,15 @@ class FusedAddRMSNormQuantRows(FusedAdd):
                                 weigh(scale, weight, chunk)
                                 encode(q, row, u, i, chunk, raw, scale, rstd, inverse[i if in_blocks else u], out)
 
-        return program(SimpleNamespace(**t), norm, T.ceildiv(rows, unroll * at_once), config.threads, cluster)
+        @T.prim_func
+        def main(
+            x: t.x, residual: t.residual, weight: t.weight, scale_in: t.scale_in,
+            q: t.q, scale: t.scale, residual_out: t.residual_out,
+        ):  # fmt: skip
+            with launch(T.ceildiv(rows, unroll * at_once), config.threads, cluster) as block:
+                norm(block, x, residual, weight, scale_in, q, scale, residual_out)
+
+        return main
 
 
 @T.macro
@@ -197,39 +213,3 @@ def fold_blocks(top, buffer, tx, deal: Deal):
         for i in T.unroll(deal.chunks):
             for j in T.unroll(group):
                 top[i] = larger(top[i], buffer[tx // WARP // group * group + j, i])
-
-
-def program(t: Any, norm: Any, blocks: Any, threads: int, cluster: int) -> Any:
-    """The prim_func of a body, with the tensors that the call has."""
-    added, given = hasattr(t, "residual"), hasattr(t, "scale_in")
-    if added and given:
-
-        @T.prim_func
-        def main(
-            x: t.x, residual: t.residual, weight: t.weight, scale_in: t.scale_in, q: t.q, residual_out: t.residual_out
-        ):
-            with launch(blocks, threads, cluster) as block:
-                norm(block, x, residual, weight, scale_in, q, None, residual_out)
-
-    elif added:
-
-        @T.prim_func
-        def main(x: t.x, residual: t.residual, weight: t.weight, q: t.q, scale: t.scale, residual_out: t.residual_out):
-            with launch(blocks, threads, cluster) as block:
-                norm(block, x, residual, weight, None, q, scale, residual_out)
-
-    elif given:
-
-        @T.prim_func
-        def main(x: t.x, weight: t.weight, scale_in: t.scale_in, q: t.q):
-            with launch(blocks, threads, cluster) as block:
-                norm(block, x, None, weight, scale_in, q, None, None)
-
-    else:
-
-        @T.prim_func
-        def main(x: t.x, weight: t.weight, q: t.q, scale: t.scale):
-            with launch(blocks, threads, cluster) as block:
-                norm(block, x, None, weight, None, q, scale, None)
-
-    return main

@@ -7,7 +7,6 @@ whose pairs lie within. So it writes nothing that another thread reads, and the 
 import itertools
 import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -15,18 +14,18 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
 from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels.operands import OVERHEAD, read
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
-    MAX_RESIDENT,
     PASSES,
-    REGISTERS,
     WARP,
     Place,
+    added,
+    arguments,
     clear,
+    crowded,
     flat,
     lanes_for,
     refuse_rows,
@@ -61,7 +60,7 @@ class FusedQKNormRoPEHeads(Kernel):
     def refuse(self, call: Call, device: Device) -> str | None:
         if call["D"] > LONGEST:
             return f"a head of {call['D']} elements is more than a warp's registers hold"
-        return refuse_rows(call, 1, ())
+        return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         deal = Head.of(call["D"], call["R"], call["T"], call.params["rope_layout"])
@@ -73,8 +72,7 @@ class FusedQKNormRoPEHeads(Kernel):
                 yield config
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        t = SimpleNamespace(**t)
+        t, sizes = arguments(static)
         p = Problem.of(static)
         d, vec = p.head, p.head.vec
         tokens, held = sizes["tokens"], 2 * config.chunks * d.vec
@@ -137,7 +135,7 @@ class FusedQKNormRoPEHeads(Kernel):
                 for i in T.unroll(held):
                     x[i] = T.cast(raw[i], "float32")
                     acc[i % ACCUMULATORS] += x[i] * x[i]
-                total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+                total[0] = added(acc)
                 sum_lanes(total, 1, config.lanes)
                 total[0] = T.rsqrt(total[0] / T.float32(d.D) + T.float32(p.eps))
                 if token[0] < tokens:
@@ -217,12 +215,8 @@ class Head:
 
 def excluded(config: Config, held: int) -> str | None:
     """Why a config, of which a thread holds so many elements, is left out; or None."""
-    if config.threads * config.resident > MAX_RESIDENT:
-        return "more threads than a multiprocessor has"
     # Each element in float32, its weight, and half a cosine and half a sine.
-    if 3 * held + OVERHEAD > min(255, REGISTERS // (config.threads * config.resident)):
-        return "more registers than a thread has"
-    return None
+    return crowded(config, 3 * held + OVERHEAD)
 
 
 @attrs.frozen

@@ -1,16 +1,13 @@
 """RMSNorm with a gate: one read of x and gate and one write while a row fits in registers, two reads beyond."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
-from tileops.norm.kernels.operands import Config, configs, give_row, meet, read, take_row
+from tileops.norm.kernels.operands import Config, configs, read
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
@@ -18,14 +15,18 @@ from tileops.norm.kernels.rows import (
     WARP,
     Deal,
     Place,
+    Rows,
+    StreamConfig,
+    added,
+    arguments,
     clear,
     count,
     flat,
-    give_block,
     launch,
     load,
     refuse_rows,
-    take_block,
+    sum_block,
+    sum_row,
     vector,
     words,
 )
@@ -45,7 +46,7 @@ class GatedRMSNormRows(Kernel):
     def refuse(self, call: Call, device: Device) -> str | None:
         if next(self.configs(call, device), None) is None:
             return f"two rows of {call['N']} {call['T']} fit in no cluster's registers"
-        return refuse_rows(call, 1, ())
+        return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         n, dtype, weight = call["N"], call["T"], call.inputs["weight"]
@@ -53,9 +54,8 @@ class GatedRMSNormRows(Kernel):
         return configs(n, dtype, 2, words(vector(n, dtype), weight.dtype))
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        t = SimpleNamespace(**t)
-        p = Problem.of(static)
+        t, sizes = arguments(static)
+        p = Problem(static)
         deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
         rows = count(p.leading, sizes)
         held, cluster, early = deal.held, config.cluster, config.early
@@ -74,7 +74,7 @@ class GatedRMSNormRows(Kernel):
                 raw = T.alloc_local((held,), p.dtype)
                 gate_raw = T.alloc_local((held,), p.dtype)
                 z = T.alloc_local((held,), "float32")
-                scale = T.alloc_local((held if early else p.vec,), p.scale_dtype)
+                scale = T.alloc_local((held if early else p.vec,), p.weight_dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
                 total = T.alloc_local((1,), "float32")
@@ -92,24 +92,22 @@ class GatedRMSNormRows(Kernel):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank)
                     load(gate_raw, 0, flat(gate, p.dtype), start[1], p.gate.unit, deal, lane, rank)
                 if early:
-                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, lane, rank)
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
                 clear(acc, ACCUMULATORS)
                 for i in T.unroll(held):
                     z[i] = p.summed(raw[i], gate_raw[i])
                     acc[i % ACCUMULATORS] += z[i] * z[i]
-                total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+                total[0] = added(acc)
                 if cluster > 1:
                     T.cluster_wait()
-                give_row(total, part, parts, 0, tx, config, rank)
-                meet(config)
-                take_row(total, part, parts, 0, tx, config)
+                sum_row(total, 1, part, parts, 0, tx, config, rank)
                 total[0] = T.rsqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
                 if exact or row[0] < rows:
                     for i in T.unroll(deal.chunks):
                         chunk = deal.chunk(i, lane, rank)
                         if deal.has(chunk):
                             if not early:
-                                read(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, chunk * p.vec, p.vec)
+                                read(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, chunk * p.vec, p.vec)
                             for v in T.vectorized(p.vec):
                                 out[v] = p.scaled(
                                     z[i * p.vec + v],
@@ -118,17 +116,9 @@ class GatedRMSNormRows(Kernel):
                                     scale[(i * p.vec if early else 0) + v],
                                 )
                             for v in T.vectorized(p.vec):
-                                flat(y, p.dtype)[(T.cast(row[0], "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+                                flat(y, p.dtype)[deal.element(row[0], chunk) + v] = out[v]
 
         return main
-
-
-@attrs.frozen
-class StreamConfig:
-    """A block of ``threads`` takes ``chunks`` vectors a thread at once."""
-
-    threads: int = 1024
-    chunks: int = 2
 
 
 class GatedRMSNormStream(Kernel):
@@ -138,28 +128,26 @@ class GatedRMSNormStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, 1, ())
+        return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
-        yield StreamConfig()
+        yield StreamConfig(1024, 2)
 
     def program(self, static: Static, config: StreamConfig, device: Device) -> Any:
-        t, sizes = tensors(static)
-        t = SimpleNamespace(**t)
-        p = Problem.of(static)
-        threads, held, warps = config.threads, config.chunks * p.vec, config.threads // WARP
-        steps = -(-p.n // (threads * held))
-        deal = Deal(p.n, p.vec, threads, config.chunks, steps)
+        t, sizes = arguments(static)
+        p = Problem(static)
+        deal = config.deal(p.n, p.vec)
+        threads, held, warps = config.threads, deal.held, config.threads // WARP
 
         @T.prim_func
         def main(x: t.x, gate: t.gate, weight: t.weight, y: t.y):
-            with launch(count(p.leading, sizes), threads, 1) as block:
+            with T.Kernel(count(p.leading, sizes), threads=threads) as block:
                 tx = T.get_thread_binding()
                 start = T.alloc_local((2,), "int64")
                 raw = T.alloc_local((held,), p.dtype)
                 gate_raw = T.alloc_local((held,), p.dtype)
                 z = T.alloc_local((p.vec,), "float32")
-                scale = T.alloc_local((p.vec,), p.scale_dtype)
+                scale = T.alloc_local((p.vec,), p.weight_dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
                 total = T.alloc_local((1,), "float32")
@@ -167,7 +155,7 @@ class GatedRMSNormStream(Kernel):
                 start[0] = p.place.start(block, sizes)
                 start[1] = p.gate.start(block, sizes)
                 clear(acc, ACCUMULATORS)
-                for step in T.serial(steps):
+                for step in T.serial(deal.parts):
                     clear(raw, held)
                     clear(gate_raw, held)
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
@@ -176,50 +164,36 @@ class GatedRMSNormStream(Kernel):
                     for i in T.unroll(held):
                         z[0] = p.summed(raw[i], gate_raw[i])
                         acc[i % ACCUMULATORS] += z[0] * z[0]
-                total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-                give_block(total, part, 0, tx)
-                T.sync_threads()
-                take_block(total, part, 0, tx, warps)
+                total[0] = added(acc)
+                sum_block(total, part, 0, tx, warps)
                 total[0] = T.rsqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
-                for step in T.serial(steps):
+                for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     load(gate_raw, 0, flat(gate, p.dtype), start[1], p.gate.unit, deal, tx, step)
-                    for i in T.unroll(config.chunks):
+                    for i in T.unroll(deal.chunks):
                         chunk = deal.chunk(i, tx, step)
                         if deal.has(chunk):
-                            read(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, chunk * p.vec, p.vec)
+                            read(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, chunk * p.vec, p.vec)
                             for v in T.unroll(p.vec):
                                 z[v] = p.summed(raw[i * p.vec + v], gate_raw[i * p.vec + v])
                             for v in T.vectorized(p.vec):
                                 out[v] = p.scaled(z[v], gate_raw[i * p.vec + v], total[0], scale[v])
                             for v in T.vectorized(p.vec):
-                                flat(y, p.dtype)[(T.cast(block, "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+                                flat(y, p.dtype)[deal.element(block, chunk) + v] = out[v]
 
         return main
 
 
-@attrs.frozen
-class Problem:
+class Problem(Rows):
     """What the programs take from a call."""
 
-    n: int
-    vec: int
-    leading: tuple[int | str, ...]
-    dtype: str
-    scale_dtype: str  # the weight's
-    eps: float
-    gate_first: bool
-    place: Place
-    gate: Place
-
-    @classmethod
-    def of(cls, static: Static) -> "Problem":
-        x, gate, weight = (static.tensor(name) for name in ("x", "gate", "weight"))
-        *leading, n = x.shape
-        vec = vector(n, x.dtype)
-        gate_first = not static["norm_before_gate"]
-        places = Place.of(x, 1, vec), Place.of(gate, 1, vec)
-        return cls(n, vec, tuple(leading), x.dtype, weight.dtype, static["eps"], gate_first, *places)
+    def __init__(self, static: Static) -> None:
+        super().__init__(static)
+        gate = static.tensor("gate")
+        assert gate is not None
+        self.gate = Place.of(gate, 1, self.vec)
+        self.gate_first = not static["norm_before_gate"]
+        self.eps = static["eps"]
 
     def summed(self, x: Any, gate: Any) -> Any:
         """An element of what is normalized."""

@@ -1,8 +1,6 @@
 """LayerNorm forward: one read and one write of each element while a row fits in registers, two reads beyond."""
 
-import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -10,10 +8,9 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
 from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels import rms_norm
-from tileops.norm.kernels.rms_norm import Config, StreamConfig, row_of
+from tileops.norm.kernels.rms_norm import Config, row_of
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
@@ -21,24 +18,24 @@ from tileops.norm.kernels.rows import (
     REGISTERS,
     WARP,
     Deal,
-    Place,
+    Rows,
+    StreamConfig,
+    added,
+    arguments,
     clear,
     count,
+    crowded,
     flat,
-    give_block,
-    give_cluster,
     inverse_sqrt,
     launch,
     load,
+    load_vector,
     refuse_rows,
-    sum_lanes,
-    take_block,
-    take_cluster,
+    sum_block,
+    sum_row,
     vector,
     words,
 )
-
-STATISTICS = ("mean", "rstd")
 
 
 def configs(n: int, dtype: str) -> Iterator[Config]:
@@ -61,10 +58,7 @@ def held(config: Config, n: int, dtype: str) -> int:
 
 def excluded(config: Config, n: int, dtype: str) -> str | None:
     """Why a config of RMSNorm is left out, or None."""
-    needed = held(config, n, dtype) * (config.unroll + 2 * config.early) + 28
-    if needed > min(255, REGISTERS // (config.threads * config.resident)):
-        return "more registers than a thread has"
-    return None
+    return crowded(config, held(config, n, dtype) * (config.unroll + 2 * config.early) + 28)
 
 
 class LayerNormRows(Kernel):
@@ -81,14 +75,14 @@ class LayerNormRows(Kernel):
     def refuse(self, call: Call, device: Device) -> str | None:
         if next(configs(*row_of(call)), None) is None:
             return "a row of {} {} fits in no cluster's registers".format(*row_of(call))
-        return refuse_rows(call, len(call.params["normalized_shape"]), STATISTICS)
+        return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         return configs(*row_of(call))
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p = Problem.of(static)
+        t, sizes = arguments(static)
+        p = Problem(static)
         deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
         rows = count(p.leading, sizes)
         unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
@@ -97,108 +91,93 @@ class LayerNormRows(Kernel):
         kept = held if config.early else p.vec  # elements of weight and bias that a thread holds
 
         @T.macro
-        def sum_rows(total, part, parts, buffer, tx, rank):
-            """The sums of the rows' shares, in every thread."""
-            if cluster > 1:
-                give_cluster(total, part, parts, buffer, tx, warps, rank, cluster)
-                T.cluster_sync()
-                take_cluster(total, parts, buffer, tx, warps, cluster)
-            elif config.lanes > WARP:
-                give_block(total, part, buffer, tx)
-                T.sync_threads()
-                take_block(total, part, buffer, tx, warps)
-            else:
-                sum_lanes(total, unroll, config.lanes)
-
-        @T.macro
         def anew(raw):
             """Make the compiler convert x again: it would hold it in float32, beyond the registers there are."""
             if p.vec * itemsize(p.dtype) >= 4:
                 T.warpgroup_fence_operand(raw, num_regs=unroll * deal.chunks * words(p.vec, p.dtype))
 
-        @T.macro
-        def norm(block, x, weight, bias, y, mean, rstd):
-            T.annotate_min_blocks_per_sm(config.resident)
-            tx = T.get_thread_binding()
-            lane = tx % config.lanes
-            rank = block % cluster
-            row = T.alloc_local((unroll,), "int32")
-            start = T.alloc_local((unroll,), "int64")
-            raw = T.alloc_local((unroll * held,), p.dtype)
-            scale = T.alloc_local((kept,), p.weight_dtype)
-            offset = T.alloc_local((kept,), p.bias_dtype)
-            out = T.alloc_local((p.vec,), p.dtype)
-            acc = T.alloc_local((ACCUMULATORS,), "float32")
-            first = T.alloc_local((unroll,), "float32")
-            shift = T.alloc_local((unroll,), "float32")
-            total = T.alloc_local((unroll,), "float32")
-            part = T.alloc_shared((2, warps), "float32")  # a buffer for each of the two sums
-            parts = T.alloc_shared((2, cluster, warps), "float32")
-            if cluster > 1:
-                T.cluster_arrive_relaxed()
-            clear(first, unroll)
-            if deal.ragged or not exact:
-                clear(raw, unroll * held)
-            for u in T.unroll(unroll):
-                row[u] = ((block // cluster) * unroll + u) * at_once + tx // config.lanes
-                start[u] = p.place.start(row[u], sizes)
-                if exact or row[u] < rows:
-                    load(raw, u * held, flat(x, p.dtype), start[u], p.place.unit, deal, lane, rank)
-                    first[u] = T.cast(flat(x, p.dtype)[start[u] * p.place.unit], "float32")
-            if config.early and p.weighted:
-                load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
-            if config.early and p.biased:
-                load(offset, 0, flat(bias, p.bias_dtype), T.int64(0), p.vec, deal, lane, rank)
-            for u in T.unroll(unroll):
-                clear(acc, ACCUMULATORS)
-                for i in T.unroll(deal.chunks):
-                    if deal.has(deal.chunk(i, lane, rank)):
-                        for v in T.unroll(p.vec):
-                            acc[(i * p.vec + v) % ACCUMULATORS] += left(raw[u * held + i * p.vec + v], first[u])
-                total[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            if cluster > 1:
-                T.cluster_wait()
-            sum_rows(total, part, parts, 0, tx, rank)
-            anew(raw)
-            for u in T.unroll(unroll):
-                shift[u] = total[u] / T.float32(p.n)
-                clear(acc, ACCUMULATORS)
-                for i in T.unroll(deal.chunks):
-                    if deal.has(deal.chunk(i, lane, rank)):
-                        for v in T.unroll(p.vec):
-                            acc[(i * p.vec + v) % ACCUMULATORS] += square(
-                                left(raw[u * held + i * p.vec + v], first[u]) - shift[u]
-                            )
-                total[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            sum_rows(total, part, parts, 1, tx, rank)
-            anew(raw)
-            for u in T.unroll(unroll):
-                total[u] = inverse_sqrt(total[u] / T.float32(p.n) + T.float32(p.eps))
-                if exact or row[u] < rows:
-                    if p.with_stats:
-                        if lane + rank == 0:
-                            flat(mean, "float32")[T.cast(row[u], "int64")] = first[u] + shift[u]
-                            flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
+        @T.prim_func
+        def main(x: t.x, weight: t.weight, bias: t.bias, y: t.y, mean: t.mean, rstd: t.rstd):
+            with launch(T.ceildiv(rows, unroll * at_once), config.threads, cluster) as block:
+                T.annotate_min_blocks_per_sm(config.resident)
+                tx = T.get_thread_binding()
+                lane = tx % config.lanes
+                rank = block % cluster
+                row = T.alloc_local((unroll,), "int32")
+                start = T.alloc_local((unroll,), "int64")
+                raw = T.alloc_local((unroll * held,), p.dtype)
+                scale = T.alloc_local((kept,), p.weight_dtype)
+                offset = T.alloc_local((kept,), p.bias_dtype)
+                out = T.alloc_local((p.vec,), p.dtype)
+                acc = T.alloc_local((ACCUMULATORS,), "float32")
+                first = T.alloc_local((unroll,), "float32")
+                shift = T.alloc_local((unroll,), "float32")
+                total = T.alloc_local((unroll,), "float32")
+                part = T.alloc_shared((2, warps), "float32")  # a buffer for each of the two sums
+                parts = T.alloc_shared((2, cluster, warps), "float32")
+                if cluster > 1:
+                    T.cluster_arrive_relaxed()
+                clear(first, unroll)
+                if deal.ragged or not exact:
+                    clear(raw, unroll * held)
+                for u in T.unroll(unroll):
+                    row[u] = ((block // cluster) * unroll + u) * at_once + tx // config.lanes
+                    start[u] = p.place.start(row[u], sizes)
+                    if exact or row[u] < rows:
+                        load(raw, u * held, flat(x, p.dtype), start[u], p.place.unit, deal, lane, rank)
+                        first[u] = T.cast(flat(x, p.dtype)[start[u] * p.place.unit], "float32")
+                if config.early and p.weighted:
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
+                if config.early and p.biased:
+                    load(offset, 0, flat(bias, p.bias_dtype), T.int64(0), p.vec, deal, lane, rank)
+                for u in T.unroll(unroll):
+                    clear(acc, ACCUMULATORS)
                     for i in T.unroll(deal.chunks):
-                        chunk = deal.chunk(i, lane, rank)
-                        if deal.has(chunk):
-                            at = i * p.vec if config.early else 0
-                            if p.weighted and not config.early:
-                                for v in T.vectorized(p.vec):
-                                    scale[v] = flat(weight, p.weight_dtype)[T.cast(chunk, "int64") * p.vec + v]
-                            if p.biased and not config.early:
-                                for v in T.vectorized(p.vec):
-                                    offset[v] = flat(bias, p.bias_dtype)[T.cast(chunk, "int64") * p.vec + v]
-                            for v in T.vectorized(p.vec):
-                                out[v] = p.affine(
-                                    (left(raw[u * held + i * p.vec + v], first[u]) - shift[u]) * total[u],
-                                    scale[at + v],
-                                    offset[at + v],
+                        if deal.has(deal.chunk(i, lane, rank)):
+                            for v in T.unroll(p.vec):
+                                acc[(i * p.vec + v) % ACCUMULATORS] += left(raw[u * held + i * p.vec + v], first[u])
+                    total[u] = added(acc)
+                if cluster > 1:
+                    T.cluster_wait()
+                sum_row(total, unroll, part, parts, 0, tx, config, rank)
+                anew(raw)
+                for u in T.unroll(unroll):
+                    shift[u] = total[u] / T.float32(p.n)
+                    clear(acc, ACCUMULATORS)
+                    for i in T.unroll(deal.chunks):
+                        if deal.has(deal.chunk(i, lane, rank)):
+                            for v in T.unroll(p.vec):
+                                acc[(i * p.vec + v) % ACCUMULATORS] += square(
+                                    left(raw[u * held + i * p.vec + v], first[u]) - shift[u]
                                 )
-                            for v in T.vectorized(p.vec):
-                                flat(y, p.dtype)[(T.cast(row[u], "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+                    total[u] = added(acc)
+                sum_row(total, unroll, part, parts, 1, tx, config, rank)
+                anew(raw)
+                for u in T.unroll(unroll):
+                    total[u] = inverse_sqrt(total[u] / T.float32(p.n) + T.float32(p.eps))
+                    if exact or row[u] < rows:
+                        if t.rstd is not None:
+                            if lane + rank == 0:
+                                flat(mean, "float32")[T.cast(row[u], "int64")] = first[u] + shift[u]
+                                flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
+                        for i in T.unroll(deal.chunks):
+                            chunk = deal.chunk(i, lane, rank)
+                            if deal.has(chunk):
+                                at = i * p.vec if config.early else 0
+                                if p.weighted and not config.early:
+                                    load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
+                                if p.biased and not config.early:
+                                    load_vector(offset, bias, p.bias_dtype, p.vec, chunk)
+                                for v in T.vectorized(p.vec):
+                                    out[v] = p.affine(
+                                        (left(raw[u * held + i * p.vec + v], first[u]) - shift[u]) * total[u],
+                                        scale[at + v],
+                                        offset[at + v],
+                                    )
+                                for v in T.vectorized(p.vec):
+                                    flat(y, p.dtype)[deal.element(row[u], chunk) + v] = out[v]
 
-        return program(t, norm, T.ceildiv(rows, unroll * at_once), config.threads, cluster)
+        return main
 
 
 class LayerNormStream(Kernel):
@@ -212,124 +191,94 @@ class LayerNormStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, len(call.params["normalized_shape"]), STATISTICS)
+        return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
-        yield StreamConfig()
+        yield StreamConfig(1024, 4)
 
     def program(self, static: Static, config: StreamConfig, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p = Problem.of(static)
-        threads, held, warps = config.threads, config.chunks * p.vec, config.threads // WARP
-        deal = Deal(p.n, p.vec, threads, config.chunks, -(-p.n // (threads * held)))
+        t, sizes = arguments(static)
+        p = Problem(static)
+        deal = config.deal(p.n, p.vec)
+        threads, held, warps = config.threads, deal.held, config.threads // WARP
 
-        @T.macro
-        def norm(block, x, weight, bias, y, mean, rstd):
-            tx = T.get_thread_binding()
-            start = T.alloc_local((1,), "int64")
-            raw = T.alloc_local((held,), p.dtype)
-            scale = T.alloc_local((held,), p.weight_dtype)
-            offset = T.alloc_local((held,), p.bias_dtype)
-            out = T.alloc_local((p.vec,), p.dtype)
-            first = T.alloc_local((1,), "float32")
-            shift = T.alloc_local((1,), "float32")
-            seen = T.alloc_local((1,), "float32")  # elements that a thread's mean and deviations are of
-            mine = T.alloc_local((1,), "float32")
-            deviations = T.alloc_local((1,), "float32")
-            delta = T.alloc_local((1,), "float32")
-            total = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((2, warps), "float32")
-            start[0] = p.place.start(block, sizes)
-            first[0] = T.cast(flat(x, p.dtype)[start[0] * p.place.unit], "float32")
-            clear(seen, 1)
-            clear(mine, 1)
-            clear(deviations, 1)
-            for step in T.serial(deal.parts):
-                load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                for i in T.unroll(config.chunks):
-                    if deal.has(deal.chunk(i, tx, step)):
-                        clear(total, 1)
-                        for v in T.unroll(p.vec):
-                            total[0] += left(raw[i * p.vec + v], first[0])
-                        shift[0] = total[0] / T.float32(p.vec)
-                        clear(total, 1)
-                        for v in T.unroll(p.vec):
-                            total[0] += square(left(raw[i * p.vec + v], first[0]) - shift[0])
-                        delta[0] = (shift[0] - mine[0]) * (T.float32(p.vec) / (seen[0] + T.float32(p.vec)))
-                        deviations[0] += total[0] + delta[0] * (shift[0] - mine[0]) * seen[0]
-                        mine[0] += delta[0]
-                        seen[0] += T.float32(p.vec)
-            total[0] = mine[0] * seen[0]
-            give_block(total, part, 0, tx)
-            T.sync_threads()
-            take_block(total, part, 0, tx, warps)
-            shift[0] = total[0] / T.float32(p.n)
-            total[0] = deviations[0] + square(mine[0] - shift[0]) * seen[0]
-            give_block(total, part, 1, tx)
-            T.sync_threads()
-            take_block(total, part, 1, tx, warps)
-            total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
-            if p.with_stats:
-                if tx == 0:
-                    flat(mean, "float32")[T.cast(block, "int64")] = first[0] + shift[0]
-                    flat(rstd, "float32")[T.cast(block, "int64")] = total[0]
-            for step in T.serial(deal.parts):
-                load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                if p.weighted:
-                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, tx, step)
-                if p.biased:
-                    load(offset, 0, flat(bias, p.bias_dtype), T.int64(0), p.vec, deal, tx, step)
-                for i in T.unroll(config.chunks):
-                    chunk = deal.chunk(i, tx, step)
-                    if deal.has(chunk):
-                        for v in T.vectorized(p.vec):
-                            out[v] = p.affine(
-                                (left(raw[i * p.vec + v], first[0]) - shift[0]) * total[0],
-                                scale[i * p.vec + v],
-                                offset[i * p.vec + v],
-                            )
-                        for v in T.vectorized(p.vec):
-                            flat(y, p.dtype)[(T.cast(block, "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+        @T.prim_func
+        def main(x: t.x, weight: t.weight, bias: t.bias, y: t.y, mean: t.mean, rstd: t.rstd):
+            with T.Kernel(count(p.leading, sizes), threads=threads) as block:
+                tx = T.get_thread_binding()
+                start = T.alloc_local((1,), "int64")
+                raw = T.alloc_local((held,), p.dtype)
+                scale = T.alloc_local((held,), p.weight_dtype)
+                offset = T.alloc_local((held,), p.bias_dtype)
+                out = T.alloc_local((p.vec,), p.dtype)
+                first = T.alloc_local((1,), "float32")
+                shift = T.alloc_local((1,), "float32")
+                seen = T.alloc_local((1,), "float32")  # elements that a thread's mean and deviations are of
+                mine = T.alloc_local((1,), "float32")
+                deviations = T.alloc_local((1,), "float32")
+                delta = T.alloc_local((1,), "float32")
+                total = T.alloc_local((1,), "float32")
+                part = T.alloc_shared((2, warps), "float32")
+                start[0] = p.place.start(block, sizes)
+                first[0] = T.cast(flat(x, p.dtype)[start[0] * p.place.unit], "float32")
+                clear(seen, 1)
+                clear(mine, 1)
+                clear(deviations, 1)
+                for step in T.serial(deal.parts):
+                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
+                    for i in T.unroll(deal.chunks):
+                        if deal.has(deal.chunk(i, tx, step)):
+                            clear(total, 1)
+                            for v in T.unroll(p.vec):
+                                total[0] += left(raw[i * p.vec + v], first[0])
+                            shift[0] = total[0] / T.float32(p.vec)
+                            clear(total, 1)
+                            for v in T.unroll(p.vec):
+                                total[0] += square(left(raw[i * p.vec + v], first[0]) - shift[0])
+                            delta[0] = (shift[0] - mine[0]) * (T.float32(p.vec) / (seen[0] + T.float32(p.vec)))
+                            deviations[0] += total[0] + delta[0] * (shift[0] - mine[0]) * seen[0]
+                            mine[0] += delta[0]
+                            seen[0] += T.float32(p.vec)
+                total[0] = mine[0] * seen[0]
+                sum_block(total, part, 0, tx, warps)
+                shift[0] = total[0] / T.float32(p.n)
+                total[0] = deviations[0] + square(mine[0] - shift[0]) * seen[0]
+                sum_block(total, part, 1, tx, warps)
+                total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
+                if t.rstd is not None:
+                    if tx == 0:
+                        flat(mean, "float32")[T.cast(block, "int64")] = first[0] + shift[0]
+                        flat(rstd, "float32")[T.cast(block, "int64")] = total[0]
+                for step in T.serial(deal.parts):
+                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
+                    if p.weighted:
+                        load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, tx, step)
+                    if p.biased:
+                        load(offset, 0, flat(bias, p.bias_dtype), T.int64(0), p.vec, deal, tx, step)
+                    for i in T.unroll(deal.chunks):
+                        chunk = deal.chunk(i, tx, step)
+                        if deal.has(chunk):
+                            for v in T.vectorized(p.vec):
+                                out[v] = p.affine(
+                                    (left(raw[i * p.vec + v], first[0]) - shift[0]) * total[0],
+                                    scale[i * p.vec + v],
+                                    offset[i * p.vec + v],
+                                )
+                            for v in T.vectorized(p.vec):
+                                flat(y, p.dtype)[deal.element(block, chunk) + v] = out[v]
 
-        return program(t, norm, count(p.leading, sizes), threads, 1)
+        return main
 
 
-@attrs.frozen
-class Problem:
+class Problem(Rows):
     """What the programs take from a call."""
 
-    n: int
-    vec: int
-    leading: tuple[int | str, ...]
-    place: Place
-    dtype: str
-    weighted: bool
-    weight_dtype: str
-    biased: bool
-    bias_dtype: str
-    with_stats: bool
-    eps: float
-
-    @classmethod
-    def of(cls, static: Static) -> "Problem":
-        x, weight, bias = (static.tensor(name) for name in ("x", "weight", "bias"))
-        assert x is not None
-        axes = len(static["normalized_shape"])
-        n = math.prod(static["normalized_shape"])
-        vec = vector(n, x.dtype)
-        return cls(
-            n,
-            vec,
-            x.shape[: len(x.shape) - axes],
-            Place.of(x, axes, vec),
-            x.dtype,
-            weight is not None,
-            (weight or x).dtype,
-            bias is not None,
-            (bias or x).dtype,
-            static["return_stats"],
-            static["eps"],
-        )
+    def __init__(self, static: Static) -> None:
+        super().__init__(static, len(static["normalized_shape"]))
+        bias = static.tensor("bias")
+        self.biased = bias is not None
+        self.bias_dtype = self.dtype if bias is None else bias.dtype
+        self.eps = static["eps"]
 
     def affine(self, xhat: Any, weight: Any, bias: Any) -> Any:
         """One element of y: all in float32, rounded once."""
@@ -347,15 +296,3 @@ def left(x: Any, first: Any) -> Any:
 
 def square(value: Any) -> Any:
     return value * value
-
-
-def program(tensors: Any, norm: Any, blocks: Any, threads: int, cluster: int) -> Any:
-    """The prim_func of a body; what the call lacks is no argument of it, but False."""
-    t = SimpleNamespace(**dict.fromkeys(("weight", "bias", *STATISTICS), False) | tensors)
-
-    @T.prim_func
-    def main(x: t.x, weight: t.weight, bias: t.bias, y: t.y, mean: t.mean, rstd: t.rstd):
-        with launch(blocks, threads, cluster) as block:
-            norm(block, x, weight, bias, y, mean, rstd)
-
-    return main

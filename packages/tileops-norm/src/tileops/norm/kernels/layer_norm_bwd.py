@@ -1,42 +1,42 @@
 """LayerNorm backward: dx a row at a time, dweight and dbias summed over rows in two steps whose order is fixed."""
 
-import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Scratch, Static
-from tileops.core.program import tensors
 from tileops.norm.kernels import rms_norm_bwd
-from tileops.norm.kernels.layer_norm import STATISTICS
+from tileops.norm.kernels.backward import (
+    STAGES,
+    Gradients,
+    Walk,
+    add_groups,
+    fetch,
+    unstage,
+    wait_shares,
+    write_partial,
+)
 from tileops.norm.kernels.rms_norm import row_of
-from tileops.norm.kernels.rms_norm_bwd import STAGES, Config
+from tileops.norm.kernels.rms_norm_bwd import Config
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     COLUMN_WARPS,
     PASSES,
-    REGISTERS,
     WARP,
-    Deal,
-    Place,
+    added,
+    arguments,
     clear,
-    count,
+    crowded,
     flat,
-    give_block,
-    give_cluster,
+    give_row,
     launch,
     load,
     refuse_rows,
-    stage,
     sum_columns,
-    sum_lanes,
-    take_block,
-    take_cluster,
+    take_row,
     vector,
 )
 
@@ -48,10 +48,7 @@ def configs(n: int, dtype: str, device: Device) -> Iterator[Config]:
 
 def excluded(config: Config, n: int, dtype: str) -> str | None:
     """Why a config of RMSNorm is left out, or None."""
-    held = config.chunks * vector(n, dtype)
-    if held * 5 // 2 + 44 > min(255, REGISTERS // (config.threads * config.resident)):
-        return "more registers than a thread has"
-    return None
+    return crowded(config, config.chunks * vector(n, dtype) * 5 // 2 + 44)
 
 
 class LayerNormBwdRows(Kernel):
@@ -70,7 +67,7 @@ class LayerNormBwdRows(Kernel):
     def refuse(self, call: Call, device: Device) -> str | None:
         if next(configs(*row_of(call), device), None) is None:
             return "a row of {} {} fits in no cluster's shared memory".format(*row_of(call))
-        return refuse_rows(call, len(call.params["normalized_shape"]), STATISTICS)
+        return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         return configs(*row_of(call), device)
@@ -80,36 +77,12 @@ class LayerNormBwdRows(Kernel):
         return [Scratch((config.workers, n), "float32") for name in ("weight", "bias") if call.inputs[name] is not None]
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p = Problem.of(static)
-        deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
-        rows = count(p.leading, sizes)
-        unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
-        groups = config.threads // config.lanes  # rows of a block that are worked on side by side
-        workers = T.min(config.workers, T.ceildiv(rows, groups * unroll))
+        t, sizes = arguments(static)
+        p = Problem(static)
+        w = Walk(p, config, sizes)
+        deal, rows, unroll, groups = w.deal, w.rows, w.unroll, w.groups
+        held, cluster, warps = deal.held, config.cluster, config.threads // WARP
         strips = -(-p.n // WARP)
-        slot = config.threads * p.vec  # elements of a vector a thread
-        depth = unroll * deal.chunks * slot  # of a stage
-
-        @T.macro
-        def fetch(step, worker, tx, rank, row, start, x, dy, x_staged, dy_staged):
-            """Start the thread's part of a step's rows on its way."""
-            for u in T.unroll(unroll):
-                row[0] = ((step * config.workers + worker) * unroll + u) * groups + tx // config.lanes
-                at = step % STAGES * depth + u * deal.chunks * slot + tx * p.vec
-                lane, there = tx % config.lanes, row[0] < rows
-                start[0] = p.place.start(row[0], sizes)
-                stage(x_staged, at, slot, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank, there)
-                start[0] = p.dy_place.start(row[0], sizes)
-                stage(dy_staged, at, slot, flat(dy, p.dtype), start[0], p.dy_place.unit, deal, lane, rank, there)
-            T.ptx_commit_group()
-
-        @T.macro
-        def unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw):
-            for v in T.vectorized(p.vec):
-                x_raw[v] = x_staged[step % STAGES * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
-            for v in T.vectorized(p.vec):
-                dy_raw[v] = dy_staged[step % STAGES * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
 
         @T.macro
         def dot(step, tx, sums, dots, acc, acc_dot, mu, scale, x_staged, dy_staged, x_raw, dy_raw):
@@ -118,20 +91,20 @@ class LayerNormBwdRows(Kernel):
                 clear(acc, ACCUMULATORS)
                 clear(acc_dot, ACCUMULATORS)
                 for i in T.unroll(deal.chunks):
-                    unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
+                    unstage(w, step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
                     for v in T.unroll(p.vec):
                         acc[(i * p.vec + v) % ACCUMULATORS] += p.scaled(dy_raw[v], scale[i * p.vec + v])
                         acc_dot[(i * p.vec + v) % ACCUMULATORS] += (T.cast(x_raw[v], "float32") - mu[u]) * p.scaled(
                             dy_raw[v], scale[i * p.vec + v]
                         )
-                sums[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-                dots[u] = (acc_dot[0] + acc_dot[1]) + (acc_dot[2] + acc_dot[3])
+                sums[u] = added(acc)
+                dots[u] = added(acc_dot)
 
         @T.macro
         def load_statistics(step, worker, group, row, mu, r, mean, rstd):
             """Zeros for rows beyond the last: they add nothing to dweight."""
             for u in T.unroll(unroll):
-                row[0] = ((step * config.workers + worker) * unroll + u) * groups + group
+                row[0] = w.row(step, worker, u, group)
                 mu[u] = 0.0
                 r[u] = 0.0
                 if row[0] < rows:
@@ -139,57 +112,14 @@ class LayerNormBwdRows(Kernel):
                     r[u] = flat(rstd, "float32")[T.cast(row[0], "int64")]
 
         @T.macro
-        def give(share, part, parts, buffer, tx, rank):
-            if cluster > 1:
-                give_cluster(share, part, parts, buffer, tx, warps, rank, cluster)
-            elif config.lanes > WARP:
-                give_block(share, part, buffer, tx)
-            else:
-                sum_lanes(share, unroll, config.lanes)
-
-        @T.macro
-        def take(share, part, parts, buffer, tx):
-            if cluster > 1:
-                take_cluster(share, parts, buffer, tx, warps, cluster)
-            elif config.lanes > WARP:
-                take_block(share, part, buffer, tx, warps)
-
-        @T.macro
         def finish(sums, dots, r, part, parts, buffer, tx):
             """What is to be taken off g, and off dx, times x - mean: mean(g), and mean(g * xhat) * rstd**2."""
-            if cluster > 1:
-                T.cluster_wait()
-            elif config.lanes > WARP:
-                T.sync_threads()
-            take(sums, part, parts, buffer, tx)
-            take(dots, part, parts, buffer + 1, tx)
+            wait_shares(config)
+            take_row(sums, part, parts, buffer, tx, config)
+            take_row(dots, part, parts, buffer + 1, tx, config)
             for u in T.unroll(unroll):
                 sums[u] = sums[u] / T.float32(p.n)
                 dots[u] = dots[u] * r[u] / T.float32(p.n) * r[u] * r[u]  # in this order nothing overflows
-
-        @T.macro
-        def add_groups(mine, sums, group, lane):
-            """The sums over all groups of a block, in its last group."""
-            for g in T.unroll(groups):
-                if group == g:
-                    for i in T.unroll(deal.chunks):
-                        chunk = deal.chunk(i, lane, 0)
-                        if deal.has(chunk):
-                            for v in T.unroll(p.vec):
-                                if g > 0:
-                                    mine[i * p.vec + v] += sums[chunk * p.vec + v]
-                                sums[chunk * p.vec + v] = mine[i * p.vec + v]
-                T.sync_threads()
-
-        @T.macro
-        def write_partial(partial, mine, worker, lane, rank):
-            for i in T.unroll(deal.chunks):
-                chunk = deal.chunk(i, lane, rank)
-                if deal.has(chunk):
-                    for v in T.vectorized(p.vec):
-                        flat(partial, "float32")[(T.cast(worker, "int64") * deal.vectors + chunk) * p.vec + v] = mine[
-                            i * p.vec + v
-                        ]
 
         @T.macro
         def backward(block, dy, x, weight, mean, rstd, dx, dw_partial, db_partial):
@@ -199,8 +129,8 @@ class LayerNormBwdRows(Kernel):
             group = tx // config.lanes
             rank = block % cluster
             worker = block // cluster
-            x_staged = T.alloc_shared((STAGES * depth,), p.dtype)
-            dy_staged = T.alloc_shared((STAGES * depth,), p.dtype)
+            x_staged = T.alloc_shared((STAGES * w.depth,), p.dtype)
+            dy_staged = T.alloc_shared((STAGES * w.depth,), p.dtype)
             row = T.alloc_local((1,), "int32")
             start = T.alloc_local((1,), "int64")
             mu = T.alloc_local((unroll,), "float32")
@@ -224,7 +154,7 @@ class LayerNormBwdRows(Kernel):
             if cluster > 1:
                 T.cluster_arrive()
             for ahead in T.unroll(STAGES - 1):
-                fetch(ahead, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
+                fetch(w, ahead, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
             clear(dw, held)
             clear(db, held)
             if p.weighted:
@@ -237,15 +167,15 @@ class LayerNormBwdRows(Kernel):
             dot(0, tx, sums, dots, acc, acc_dot, mu, scale, x_staged, dy_staged, x_raw, dy_raw)
             if cluster > 1:
                 T.cluster_wait()
-            give(sums, part, parts, 0, tx, rank)
-            give(dots, part, parts, 1, tx, rank)
+            give_row(sums, unroll, part, parts, 0, tx, config, rank)
+            give_row(dots, unroll, part, parts, 1, tx, config, rank)
             if cluster > 1:
                 T.cluster_arrive()
             finish(sums, dots, r, part, parts, 0, tx)
             for step in T.serial(T.ceildiv(rows, config.workers * groups * unroll)):
                 buffer = (step + 1) % 2 * 2
                 T.sync_warp()
-                fetch(step + STAGES - 1, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
+                fetch(w, step + STAGES - 1, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
                 load_statistics(step + 1, worker, group, row, mu_next, r_next, mean, rstd)
                 T.ptx_wait_group(STAGES - 2)
                 T.sync_warp()
@@ -253,14 +183,14 @@ class LayerNormBwdRows(Kernel):
                 dot(
                     step + 1, tx, sums_next, dots_next, acc, acc_dot, mu_next, scale, x_staged, dy_staged, x_raw, dy_raw
                 )
-                give(sums_next, part, parts, buffer, tx, rank)
-                give(dots_next, part, parts, buffer + 1, tx, rank)
+                give_row(sums_next, unroll, part, parts, buffer, tx, config, rank)
+                give_row(dots_next, unroll, part, parts, buffer + 1, tx, config, rank)
                 if cluster > 1:
                     T.cluster_arrive()
                 for u in T.unroll(unroll):
-                    row[0] = ((step * config.workers + worker) * unroll + u) * groups + group
+                    row[0] = w.row(step, worker, u, group)
                     for i in T.unroll(deal.chunks):
-                        unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
+                        unstage(w, step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
                         for v in T.vectorized(p.vec):
                             out[v] = T.cast(
                                 (p.scaled(dy_raw[v], scale[i * p.vec + v]) - sums[u]) * r[u]
@@ -270,7 +200,7 @@ class LayerNormBwdRows(Kernel):
                         chunk = deal.chunk(i, lane, rank)
                         if T.And(row[0] < rows, deal.has(chunk)):
                             for v in T.vectorized(p.vec):
-                                flat(dx, p.dtype)[(T.cast(row[0], "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+                                flat(dx, p.dtype)[deal.element(row[0], chunk) + v] = out[v]
                         if p.weighted:
                             for v in T.unroll(p.vec):
                                 dw[i * p.vec + v] += (T.cast(x_raw[v], "float32") - mu[u]) * (
@@ -290,89 +220,49 @@ class LayerNormBwdRows(Kernel):
                 T.ptx_wait_group(0)
                 T.sync_threads()
                 if p.weighted:
-                    add_groups(dw, columns, group, lane)
+                    add_groups(w, dw, columns, group, lane)
                 if p.biased:
-                    add_groups(db, columns, group, lane)
+                    add_groups(w, db, columns, group, lane)
             if group == groups - 1:
                 if p.weighted:
-                    write_partial(dw_partial, dw, worker, lane, rank)
+                    write_partial(w, dw_partial, dw, worker, lane, rank)
                 if p.biased:
-                    write_partial(db_partial, db, worker, lane, rank)
+                    write_partial(w, db_partial, db, worker, lane, rank)
 
-        # One tensor for both would make them one argument.
-        dw_form, db_form = (T.Tensor((config.workers, p.n), "float32") for _ in range(2))
-        t = arguments(t, dw_partial=p.weighted and dw_form, db_partial=p.biased and db_form)
+        # One declaration for both would make them one argument.
+        t.dw_partial, t.db_partial = (
+            T.Tensor((config.workers, p.n), "float32") if present else None for present in (p.weighted, p.biased)
+        )
 
         @T.prim_func
         def main(
-            dy: t.dy,
-            x: t.x,
-            weight: t.weight,
-            mean: t.mean,
-            rstd: t.rstd,
-            bias: t.bias,
-            dx: t.dx,
-            dweight: t.dweight,
-            dbias: t.dbias,
-            dw_partial: t.dw_partial,
-            db_partial: t.db_partial,
-        ):
-            with launch(workers, config.threads, cluster) as block:
+            dy: t.dy, x: t.x, weight: t.weight, mean: t.mean, rstd: t.rstd, bias: t.bias,
+            dx: t.dx, dweight: t.dweight, dbias: t.dbias, dw_partial: t.dw_partial, db_partial: t.db_partial,
+        ):  # fmt: skip
+            with launch(w.workers, config.threads, cluster) as block:
                 backward(block, dy, x, weight, mean, rstd, dx, dw_partial, db_partial)
             if p.weighted or p.biased:
                 with T.Kernel(strips, p.weighted + p.biased, threads=COLUMN_WARPS * WARP) as (block, which):
                     if p.weighted:
                         if which == 0:
-                            sum_columns(block, dweight, dw_partial, p.n, p.weight_dtype, workers)
+                            sum_columns(block, dweight, dw_partial, p.n, p.weight_dtype, w.workers)
                     if p.biased:
                         if which == int(p.weighted):
-                            sum_columns(block, dbias, db_partial, p.n, p.bias_dtype, workers)
+                            sum_columns(block, dbias, db_partial, p.n, p.bias_dtype, w.workers)
 
         return main
 
 
-@attrs.frozen
-class Problem:
+class Problem(Gradients):
     """What the programs take from a call."""
 
-    n: int
-    vec: int
-    leading: tuple[int | str, ...]
-    place: Place
-    dy_place: Place
-    dtype: str
-    weighted: bool
-    weight_dtype: str
-    biased: bool
-    bias_dtype: str
-
-    @classmethod
-    def of(cls, static: Static) -> "Problem":
-        x, dy, weight, bias = (static.tensor(name) for name in ("x", "dy", "weight", "bias"))
-        assert x is not None
-        assert dy is not None
-        axes = len(static["normalized_shape"])
-        n = math.prod(static["normalized_shape"])
-        vec = vector(n, x.dtype)
-        return cls(
-            n,
-            vec,
-            x.shape[: len(x.shape) - axes],
-            Place.of(x, axes, vec),
-            Place.of(dy, axes, vec),
-            x.dtype,
-            weight is not None,
-            (weight or x).dtype,
-            bias is not None,
-            (bias or x).dtype,
-        )
+    def __init__(self, static: Static) -> None:
+        super().__init__(static)
+        bias = static.tensor("bias")
+        self.biased = bias is not None
+        self.bias_dtype = self.dtype if bias is None else bias.dtype
 
     def scaled(self, dy: Any, weight: Any) -> Any:
         """The gradient by an element of xhat."""
         dy = T.cast(dy, "float32")
         return dy * T.cast(weight, "float32") if self.weighted else dy
-
-
-def arguments(tensors: Any, **scratch: Any) -> SimpleNamespace:
-    """The arguments' forms by name; what the call lacks is no argument of a program, but False."""
-    return SimpleNamespace(**dict.fromkeys(("weight", "bias", "dweight", "dbias"), False) | tensors | scratch)

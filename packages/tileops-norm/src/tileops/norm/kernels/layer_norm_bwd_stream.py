@@ -7,16 +7,17 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
-from tileops.norm.kernels.layer_norm import STATISTICS
-from tileops.norm.kernels.layer_norm_bwd import Problem, arguments
-from tileops.norm.kernels.rms_norm_bwd_stream import StreamConfig
+from tileops.norm.kernels.backward import load_both, sum_warps
+from tileops.norm.kernels.layer_norm_bwd import Problem
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     PASSES,
     WARP,
     Deal,
+    StreamConfig,
+    added,
+    arguments,
     clear,
     count,
     flat,
@@ -37,26 +38,18 @@ class LayerNormBwdStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, len(call.params["normalized_shape"]), STATISTICS)
+        return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
-        yield StreamConfig()
+        yield StreamConfig(512, 2)
 
     def program(self, static: Static, config: StreamConfig, device: Device) -> Any:
-        t, sizes = tensors(static)
-        t = arguments(t)
-        p = Problem.of(static)
+        t, sizes = arguments(static)
+        p = Problem(static)
         rows = count(p.leading, sizes)
-        threads, held, warps = config.threads, config.chunks * p.vec, config.threads // WARP
-        deal = Deal(p.n, p.vec, threads, config.chunks, -(-p.n // (threads * held)))
+        deal = config.deal(p.n, p.vec)
+        threads, held, warps = config.threads, deal.held, config.threads // WARP
         strip = Deal(p.n, p.vec, WARP, 1, -(-p.n // (WARP * p.vec)))
-
-        @T.macro
-        def load_both(x_raw, dy_raw, x, dy, row, deal, lane, part):
-            clear(x_raw, deal.held)
-            clear(dy_raw, deal.held)
-            load(x_raw, 0, flat(x, p.dtype), p.place.start(row, sizes), p.place.unit, deal, lane, part)
-            load(dy_raw, 0, flat(dy, p.dtype), p.dy_place.start(row, sizes), p.dy_place.unit, deal, lane, part)
 
         @T.macro
         def backward(block, dy, x, weight, mean, rstd, dx):
@@ -78,14 +71,14 @@ class LayerNormBwdStream(Kernel):
             clear(acc_dot, ACCUMULATORS)
             clear(scale, held)
             for step in T.serial(deal.parts):
-                load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)
+                load_both(p, sizes, x_raw, dy_raw, x, dy, block, deal, tx, step)
                 if p.weighted:
                     load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, tx, step)
                 for i in T.unroll(held):
                     acc[i % ACCUMULATORS] += p.scaled(dy_raw[i], scale[i])
                     acc_dot[i % ACCUMULATORS] += (T.cast(x_raw[i], "float32") - mu[0]) * p.scaled(dy_raw[i], scale[i])
-            total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            dots[0] = (acc_dot[0] + acc_dot[1]) + (acc_dot[2] + acc_dot[3])
+            total[0] = added(acc)
+            dots[0] = added(acc_dot)
             give_block(total, part, 0, tx)
             give_block(dots, part, 1, tx)
             T.sync_threads()
@@ -94,10 +87,10 @@ class LayerNormBwdStream(Kernel):
             total[0] = total[0] / T.float32(p.n)
             dots[0] = dots[0] * r[0] / T.float32(p.n) * r[0] * r[0]
             for step in T.serial(deal.parts):
-                load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)
+                load_both(p, sizes, x_raw, dy_raw, x, dy, block, deal, tx, step)
                 if p.weighted:
                     load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, tx, step)
-                for i in T.unroll(config.chunks):
+                for i in T.unroll(deal.chunks):
                     chunk = deal.chunk(i, tx, step)
                     if deal.has(chunk):
                         for v in T.vectorized(p.vec):
@@ -107,21 +100,7 @@ class LayerNormBwdStream(Kernel):
                                 p.dtype,
                             )
                         for v in T.vectorized(p.vec):
-                            flat(dx, p.dtype)[(T.cast(block, "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
-
-        @T.macro
-        def sum_warps(part, mine, total, column, into, dtype):
-            """A strip's sums over the warps' rows; two barriers lie between one use of the buffer and the next."""
-            tx = T.get_thread_binding()
-            for v in T.unroll(p.vec):
-                part[tx // WARP, tx % WARP * p.vec + v] = mine[v]
-            T.sync_threads()
-            if T.And(tx < WARP * p.vec, column < p.n):
-                total[0] = 0.0
-                for i in T.unroll(warps):
-                    total[0] += part[i, tx]
-                flat(into, dtype)[column] = T.cast(total[0], dtype)
-            T.sync_threads()
+                            flat(dx, p.dtype)[deal.element(block, chunk) + v] = out[v]
 
         @T.macro
         def sum_rows(block, dy, x, mean, rstd, dweight, dbias):
@@ -141,28 +120,23 @@ class LayerNormBwdStream(Kernel):
                 if row[0] < rows:
                     mu[0] = flat(mean, "float32")[T.cast(row[0], "int64")]
                     r[0] = flat(rstd, "float32")[T.cast(row[0], "int64")]
-                    load_both(x_raw, dy_raw, x, dy, row[0], strip, tx % WARP, block)
+                    load_both(p, sizes, x_raw, dy_raw, x, dy, row[0], strip, tx % WARP, block)
                     for v in T.unroll(p.vec):
                         dw[v] += (T.cast(x_raw[v], "float32") - mu[0]) * (T.cast(dy_raw[v], "float32") * r[0])
                         db[v] += T.cast(dy_raw[v], "float32")
             column = block * (WARP * p.vec) + tx
             if p.weighted:
-                sum_warps(part, dw, r, column, dweight, p.weight_dtype)
+                sum_warps(p, warps, part, dw, r, column, dweight, p.weight_dtype)
+                T.sync_threads()
             if p.biased:
-                sum_warps(part, db, r, column, dbias, p.bias_dtype)
+                sum_warps(p, warps, part, db, r, column, dbias, p.bias_dtype)
+                T.sync_threads()
 
         @T.prim_func
         def main(
-            dy: t.dy,
-            x: t.x,
-            weight: t.weight,
-            mean: t.mean,
-            rstd: t.rstd,
-            bias: t.bias,
-            dx: t.dx,
-            dweight: t.dweight,
-            dbias: t.dbias,
-        ):
+            dy: t.dy, x: t.x, weight: t.weight, mean: t.mean, rstd: t.rstd, bias: t.bias,
+            dx: t.dx, dweight: t.dweight, dbias: t.dbias,
+        ):  # fmt: skip
             with T.Kernel(rows, threads=threads) as block:
                 backward(block, dy, x, weight, mean, rstd, dx)
             if p.weighted or p.biased:

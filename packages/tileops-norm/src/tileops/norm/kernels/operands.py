@@ -1,4 +1,4 @@
-"""What forward kernels share whose rows have further operands: a row's share a thread, its sum, broadcast rows."""
+"""What forward kernels share whose rows have further operands: their configs, and rows that broadcast."""
 
 import itertools
 import math
@@ -9,22 +9,8 @@ import attrs
 import tilelang.language as T
 
 from tileops.core.kernel import Form
-from tileops.norm.kernels.rms_norm import HELD, LADDER
-from tileops.norm.kernels.rows import (
-    MAX_CLUSTER,
-    MAX_RESIDENT,
-    MAX_THREADS,
-    REGISTERS,
-    WARP,
-    give_block,
-    give_cluster,
-    lanes_for,
-    sum_lanes,
-    take_block,
-    take_cluster,
-    vector,
-    words,
-)
+from tileops.norm.kernels.rms_norm import shared
+from tileops.norm.kernels.rows import REGISTERS, WARP, crowded, vector, words
 
 OVERHEAD = 24  # registers for addresses and sums
 
@@ -51,18 +37,11 @@ def configs(n: int, dtype: str, held: int, late: int) -> Iterator[Config]:
     A thread holds ``held`` operands from the start; a vector of the others takes ``late`` registers, and they may come
     after the sum. All configs sum a row in one order.
     """
-    vec = vector(n, dtype)
-    vectors, size = n // vec, words(vec, dtype)
-    most = next((threads for limit, threads in LADDER if vectors * held <= limit), MAX_THREADS)
-    for cluster in (1, 2, 4, MAX_CLUSTER):
-        share = -(-vectors // cluster)
-        if -(-share // most) * size * held <= HELD or most < MAX_THREADS:
-            break
-    else:
+    found = shared(n, dtype, held)
+    if found is None:
         return
-    lanes = lanes_for(share, most)
-    chunks, threads = -(-share // lanes), max(lanes, 128) if lanes <= WARP else lanes
-    at_start, later = chunks * size * held, chunks * late
+    lanes, chunks, cluster, threads = found
+    at_start, later = chunks * words(vector(n, dtype), dtype) * held, chunks * late
     early = at_start + later + OVERHEAD <= REGISTERS // (2 * threads)  # two blocks a multiprocessor still have room
     default = Config(lanes, chunks, cluster, threads, early, 1 if early or lanes > 512 else 2)
     yield default
@@ -76,11 +55,7 @@ def configs(n: int, dtype: str, held: int, late: int) -> Iterator[Config]:
 
 def excluded(config: Config, registers: int) -> str | None:
     """Why a config, of which a thread holds so many registers of operands, is left out; or None."""
-    if config.threads * config.resident > MAX_RESIDENT:
-        return "more threads than a multiprocessor has"
-    if registers + OVERHEAD > min(255, REGISTERS // (config.threads * config.resident)):
-        return "more registers than a thread has"
-    return None
+    return crowded(config, registers + OVERHEAD)
 
 
 @attrs.frozen
@@ -126,35 +101,3 @@ def read(into, at, tensor, start, unit, offset, n):
     for h in T.unroll(n // unit):
         for v in T.vectorized(unit):
             into[at + h * unit + v] = tensor[start * unit + T.cast(offset, "int64") + h * unit + v]
-
-
-@T.macro
-def give_row(value, part, parts, buffer, tx, config, rank):
-    """Give a thread's share of a row's sum; each sum of a program has a ``buffer`` of its own.
-
-    ``take_row`` has it behind ``meet``. In a cluster, all blocks must have met at a barrier before the first.
-    """
-    if config.cluster > 1:
-        give_cluster(value, part, parts, buffer, tx, config.threads // WARP, rank, config.cluster)
-    elif config.lanes > WARP:
-        give_block(value, part, buffer, tx)
-    else:
-        sum_lanes(value, 1, config.lanes)
-
-
-@T.macro
-def meet(config):
-    """The barrier of those that share a row."""
-    if config.cluster > 1:
-        T.cluster_sync()
-    elif config.lanes > WARP:
-        T.sync_threads()
-
-
-@T.macro
-def take_row(value, part, parts, buffer, tx, config):
-    """The sum of a row's shares, in each of its threads."""
-    if config.cluster > 1:
-        take_cluster(value, parts, buffer, tx, config.threads // WARP, config.cluster)
-    elif config.lanes > WARP:
-        take_block(value, part, buffer, tx, config.threads // WARP)

@@ -1,9 +1,7 @@
 """RMSNorm backward: dx a row at a time, dweight summed over rows in two steps whose order is fixed."""
 
 import itertools
-import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -11,8 +9,17 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Scratch, Static
-from tileops.core.program import tensors
 from tileops.core.spec.dtypes import itemsize
+from tileops.norm.kernels.backward import (
+    STAGES,
+    Gradients,
+    Walk,
+    add_groups,
+    fetch,
+    unstage,
+    wait_shares,
+    write_partial,
+)
 from tileops.norm.kernels.rms_norm import row_of
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
@@ -23,26 +30,19 @@ from tileops.norm.kernels.rows import (
     PASSES,
     REGISTERS,
     WARP,
-    Deal,
-    Place,
+    added,
+    arguments,
     clear,
-    count,
     flat,
-    give_block,
-    give_cluster,
+    give_row,
     lanes_for,
     launch,
     load,
     refuse_rows,
-    stage,
     sum_columns,
-    sum_lanes,
-    take_block,
-    take_cluster,
+    take_row,
     vector,
 )
-
-STAGES = 3  # rows of a worker in shared memory: one gets its dx, the next is summed, the next but one is on its way
 
 
 @attrs.frozen
@@ -146,36 +146,11 @@ class RMSNormBwdRows(Kernel):
         return [] if call.inputs["weight"] is None else [Scratch((config.workers, n), "float32")]
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        t = SimpleNamespace(**t)
-        p = Problem.of(static)
-        deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
-        rows = count(p.leading, sizes)
-        unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
-        groups = config.threads // config.lanes  # rows of a block that are worked on side by side
-        workers = T.min(config.workers, T.ceildiv(rows, groups * unroll))
-        slot = config.threads * p.vec  # elements of a vector a thread
-        depth = unroll * deal.chunks * slot  # of a stage
-
-        @T.macro
-        def fetch(step, worker, tx, rank, row, start, x, dy, x_staged, dy_staged):
-            """Start the thread's part of a step's rows on its way."""
-            for u in T.unroll(unroll):
-                row[0] = ((step * config.workers + worker) * unroll + u) * groups + tx // config.lanes
-                at = step % STAGES * depth + u * deal.chunks * slot + tx * p.vec
-                lane, there = tx % config.lanes, row[0] < rows
-                start[0] = p.place.start(row[0], sizes)
-                stage(x_staged, at, slot, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank, there)
-                start[0] = p.dy_place.start(row[0], sizes)
-                stage(dy_staged, at, slot, flat(dy, p.dtype), start[0], p.dy_place.unit, deal, lane, rank, there)
-            T.ptx_commit_group()
-
-        @T.macro
-        def unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw):
-            for v in T.vectorized(p.vec):
-                x_raw[v] = x_staged[step % STAGES * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
-            for v in T.vectorized(p.vec):
-                dy_raw[v] = dy_staged[step % STAGES * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
+        t, sizes = arguments(static)
+        p = Problem(static)
+        w = Walk(p, config, sizes)
+        deal, rows, unroll, groups = w.deal, w.rows, w.unroll, w.groups
+        held, cluster, warps = deal.held, config.cluster, config.threads // WARP
 
         @T.macro
         def dot(step, tx, share, acc, scale, x_staged, dy_staged, x_raw, dy_raw):
@@ -183,39 +158,26 @@ class RMSNormBwdRows(Kernel):
             for u in T.unroll(unroll):
                 clear(acc, ACCUMULATORS)
                 for i in T.unroll(deal.chunks):
-                    unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
+                    unstage(w, step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
                     for v in T.unroll(p.vec):
                         acc[(i * p.vec + v) % ACCUMULATORS] += T.cast(x_raw[v], "float32") * p.scaled(
                             dy_raw[v], scale[i * p.vec + v]
                         )
-                share[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+                share[u] = added(acc)
 
         @T.macro
         def load_rstd(step, worker, group, row, r, rstd):
             for u in T.unroll(unroll):
-                row[0] = ((step * config.workers + worker) * unroll + u) * groups + group
+                row[0] = w.row(step, worker, u, group)
                 r[u] = 0.0
                 if row[0] < rows:
                     r[u] = flat(rstd, "float32")[T.cast(row[0], "int64")]
 
         @T.macro
-        def give(share, part, parts, buffer, tx, rank):
-            if cluster > 1:
-                give_cluster(share, part, parts, buffer, tx, warps, rank, cluster)
-            elif config.lanes > WARP:
-                give_block(share, part, buffer, tx)
-            else:
-                sum_lanes(share, unroll, config.lanes)
-
-        @T.macro
         def take(total, share, r, part, parts, buffer, tx):
             """What is to be taken off an element of dx, times x: the mean over the row, by rstd thrice."""
-            if cluster > 1:
-                T.cluster_wait()
-                take_cluster(share, parts, buffer, tx, warps, cluster)
-            elif config.lanes > WARP:
-                T.sync_threads()
-                take_block(share, part, buffer, tx, warps)
+            wait_shares(config)
+            take_row(share, part, parts, buffer, tx, config)
             for u in T.unroll(unroll):
                 total[u] = share[u] * r[u] / T.float32(p.n) * r[u] * r[u]  # in this order nothing overflows
 
@@ -227,8 +189,8 @@ class RMSNormBwdRows(Kernel):
             group = tx // config.lanes
             rank = block % cluster
             worker = block // cluster
-            x_staged = T.alloc_shared((STAGES * depth,), p.dtype)
-            dy_staged = T.alloc_shared((STAGES * depth,), p.dtype)
+            x_staged = T.alloc_shared((STAGES * w.depth,), p.dtype)
+            dy_staged = T.alloc_shared((STAGES * w.depth,), p.dtype)
             row = T.alloc_local((1,), "int32")
             start = T.alloc_local((1,), "int64")
             r = T.alloc_local((unroll,), "float32")
@@ -236,7 +198,7 @@ class RMSNormBwdRows(Kernel):
             x_raw = T.alloc_local((p.vec,), p.dtype)
             dy_raw = T.alloc_local((p.vec,), p.dtype)
             out = T.alloc_local((p.vec,), p.dtype)
-            scale = T.alloc_local((held,), p.scale_dtype)
+            scale = T.alloc_local((held,), p.weight_dtype)
             dw = T.alloc_local((held,), "float32")
             acc = T.alloc_local((ACCUMULATORS,), "float32")
             total = T.alloc_local((unroll,), "float32")
@@ -246,11 +208,11 @@ class RMSNormBwdRows(Kernel):
             if cluster > 1:
                 T.cluster_arrive()
             for ahead in T.unroll(STAGES - 1):
-                fetch(ahead, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
-            if weight is not None:
+                fetch(w, ahead, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
+            if p.weighted:
                 clear(scale, held)
                 clear(dw, held)
-                load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, lane, rank)
+                load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
             load_rstd(0, worker, group, row, r, rstd)
             # The compiler knows of no copy and no wait: a warp's barrier keeps its own reads on their side of them.
             T.ptx_wait_group(STAGES - 2)
@@ -258,25 +220,25 @@ class RMSNormBwdRows(Kernel):
             dot(0, tx, share, acc, scale, x_staged, dy_staged, x_raw, dy_raw)
             if cluster > 1:
                 T.cluster_wait()
-            give(share, part, parts, 0, tx, rank)
+            give_row(share, unroll, part, parts, 0, tx, config, rank)
             if cluster > 1:
                 T.cluster_arrive()
             take(total, share, r, part, parts, 0, tx)
             for step in T.serial(T.ceildiv(rows, config.workers * groups * unroll)):
                 T.sync_warp()
-                fetch(step + STAGES - 1, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
+                fetch(w, step + STAGES - 1, worker, tx, rank, row, start, x, dy, x_staged, dy_staged)
                 load_rstd(step + 1, worker, group, row, r_next, rstd)
                 T.ptx_wait_group(STAGES - 2)
                 T.sync_warp()
                 # The next rows are summed first: their sums cross the block or the cluster while these get their dx.
                 dot(step + 1, tx, share, acc, scale, x_staged, dy_staged, x_raw, dy_raw)
-                give(share, part, parts, (step + 1) % 2, tx, rank)
+                give_row(share, unroll, part, parts, (step + 1) % 2, tx, config, rank)
                 if cluster > 1:
                     T.cluster_arrive()
                 for u in T.unroll(unroll):
-                    row[0] = ((step * config.workers + worker) * unroll + u) * groups + group
+                    row[0] = w.row(step, worker, u, group)
                     for i in T.unroll(deal.chunks):
-                        unstage(step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
+                        unstage(w, step, u, i, tx, x_staged, dy_staged, x_raw, dy_raw)
                         for v in T.vectorized(p.vec):
                             out[v] = T.cast(
                                 p.scaled(dy_raw[v], scale[i * p.vec + v]) * r[u]
@@ -286,84 +248,41 @@ class RMSNormBwdRows(Kernel):
                         chunk = deal.chunk(i, lane, rank)
                         if T.And(row[0] < rows, deal.has(chunk)):
                             for v in T.vectorized(p.vec):
-                                flat(dx, p.dtype)[(T.cast(row[0], "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
-                        if weight is not None:
+                                flat(dx, p.dtype)[deal.element(row[0], chunk) + v] = out[v]
+                        if p.weighted:
                             for v in T.unroll(p.vec):
                                 dw[i * p.vec + v] += T.cast(x_raw[v], "float32") * (T.cast(dy_raw[v], "float32") * r[u])
                     r[u] = r_next[u]
                 take(total, share, r, part, parts, (step + 1) % 2, tx)
-            if weight is not None:
+            if p.weighted:
                 if groups > 1:
                     # It may lie where the stages do: nothing may still arrive or be read there.
                     sums = T.alloc_shared((p.n,), "float32")
                     T.ptx_wait_group(0)
                     T.sync_threads()
-                    for g in T.unroll(groups):
-                        if group == g:
-                            for i in T.unroll(deal.chunks):
-                                chunk = deal.chunk(i, lane, 0)
-                                if deal.has(chunk):
-                                    for v in T.unroll(p.vec):
-                                        if g > 0:
-                                            dw[i * p.vec + v] += sums[chunk * p.vec + v]
-                                        sums[chunk * p.vec + v] = dw[i * p.vec + v]
-                        T.sync_threads()
+                    add_groups(w, dw, sums, group, lane)
                 if group == groups - 1:
-                    for i in T.unroll(deal.chunks):
-                        chunk = deal.chunk(i, lane, rank)
-                        if deal.has(chunk):
-                            for v in T.vectorized(p.vec):
-                                flat(partial, "float32")[
-                                    (T.cast(worker, "int64") * deal.vectors + chunk) * p.vec + v
-                                ] = dw[i * p.vec + v]
+                    write_partial(w, partial, dw, worker, lane, rank)
 
-        if not p.weighted:
-            return without_weight(t, backward, workers, config.threads, cluster)
-        partial_form = T.Tensor((config.workers, p.n), "float32")
+        t.partial = T.Tensor((config.workers, p.n), "float32") if p.weighted else None
 
         @T.prim_func
-        def main(dy: t.dy, x: t.x, weight: t.weight, rstd: t.rstd, dx: t.dx, dweight: t.dweight, partial: partial_form):
-            with launch(workers, config.threads, cluster) as block:
+        def main(dy: t.dy, x: t.x, weight: t.weight, rstd: t.rstd, dx: t.dx, dweight: t.dweight, partial: t.partial):
+            with launch(w.workers, config.threads, cluster) as block:
                 backward(block, dy, x, weight, rstd, dx, partial)
-            with T.Kernel(T.ceildiv(p.n, WARP), threads=COLUMN_WARPS * WARP) as block:
-                sum_columns(block, dweight, partial, p.n, p.scale_dtype, workers)
+            if p.weighted:
+                with T.Kernel(T.ceildiv(p.n, WARP), threads=COLUMN_WARPS * WARP) as block:
+                    sum_columns(block, dweight, partial, p.n, p.weight_dtype, w.workers)
 
         return main
 
 
-@attrs.frozen
-class Problem:
+class Problem(Gradients):
     """What the programs take from a call."""
 
-    n: int
-    vec: int
-    leading: tuple[int | str, ...]
-    place: Place
-    dy_place: Place
-    dtype: str
-    weighted: bool
-    scale_dtype: str  # the weight's
-    offset: float
-
-    @classmethod
-    def of(cls, static: Static) -> "Problem":
-        x, dy, weight = static.tensor("x"), static.tensor("dy"), static.tensor("weight")
-        assert x is not None
-        assert dy is not None
-        axes = len(static["normalized_shape"])
-        n = math.prod(static["normalized_shape"])
-        vec = vector(n, x.dtype)
-        return cls(
-            n,
-            vec,
-            x.shape[: len(x.shape) - axes],
-            Place.of(x, axes, vec),
-            Place.of(dy, axes, vec),
-            x.dtype,
-            weight is not None,
-            x.dtype if weight is None else weight.dtype,
-            static["weight_offset"],
-        )
+    def __init__(self, static: Static) -> None:
+        super().__init__(static)
+        self.offset = static["weight_offset"]
 
     def scaled(self, dy: Any, weight: Any) -> Any:
         """The gradient by an element of x * rstd."""
@@ -372,12 +291,3 @@ class Problem:
             return dy
         w = T.cast(weight, "float32")
         return dy * (w + T.float32(self.offset) if self.offset else w)
-
-
-def without_weight(t: Any, backward: Any, blocks: Any, threads: int, cluster: int) -> Any:
-    @T.prim_func
-    def main(dy: t.dy, x: t.x, rstd: t.rstd, dx: t.dx):
-        with launch(blocks, threads, cluster) as block:
-            backward(block, dy, x, None, rstd, dx, None)
-
-    return main

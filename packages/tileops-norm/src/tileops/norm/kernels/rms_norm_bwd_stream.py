@@ -1,38 +1,30 @@
 """RMSNorm backward for rows of any length: three reads and one write of each element."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
-from tileops.norm.kernels.rms_norm_bwd import Problem, without_weight
+from tileops.norm.kernels.backward import load_both, sum_warps
+from tileops.norm.kernels.rms_norm_bwd import Problem
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     PASSES,
     WARP,
     Deal,
+    StreamConfig,
+    added,
+    arguments,
     clear,
     count,
     flat,
-    give_block,
     load,
     refuse_rows,
-    take_block,
+    sum_block,
 )
-
-
-@attrs.frozen
-class StreamConfig:
-    """A block of ``threads`` takes ``chunks`` vectors a thread of its row at once, then its warps share rows."""
-
-    threads: int = 512
-    chunks: int = 2
 
 
 class RMSNormBwdStream(Kernel):
@@ -48,32 +40,24 @@ class RMSNormBwdStream(Kernel):
         return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
-        yield StreamConfig()
+        yield StreamConfig(512, 2)
 
     def program(self, static: Static, config: StreamConfig, device: Device) -> Any:
-        t, sizes = tensors(static)
-        t = SimpleNamespace(**t)
-        p = Problem.of(static)
+        t, sizes = arguments(static)
+        p = Problem(static)
         rows = count(p.leading, sizes)
-        threads, held, warps = config.threads, config.chunks * p.vec, config.threads // WARP
-        deal = Deal(p.n, p.vec, threads, config.chunks, -(-p.n // (threads * held)))
+        deal = config.deal(p.n, p.vec)
+        threads, held, warps = config.threads, deal.held, config.threads // WARP
         strip = Deal(p.n, p.vec, WARP, 1, -(-p.n // (WARP * p.vec)))
 
         @T.macro
-        def load_both(x_raw, dy_raw, x, dy, row, deal, lane, part):
-            clear(x_raw, deal.held)
-            clear(dy_raw, deal.held)
-            load(x_raw, 0, flat(x, p.dtype), p.place.start(row, sizes), p.place.unit, deal, lane, part)
-            load(dy_raw, 0, flat(dy, p.dtype), p.dy_place.start(row, sizes), p.dy_place.unit, deal, lane, part)
-
-        @T.macro
-        def backward(block, dy, x, weight, rstd, dx, _):
+        def backward(block, dy, x, weight, rstd, dx):
             tx = T.get_thread_binding()
             r = T.alloc_local((1,), "float32")
             x_raw = T.alloc_local((held,), p.dtype)
             dy_raw = T.alloc_local((held,), p.dtype)
             out = T.alloc_local((p.vec,), p.dtype)
-            scale = T.alloc_local((held,), p.scale_dtype)
+            scale = T.alloc_local((held,), p.weight_dtype)
             acc = T.alloc_local((ACCUMULATORS,), "float32")
             total = T.alloc_local((1,), "float32")
             part = T.alloc_shared((1, warps), "float32")
@@ -81,21 +65,19 @@ class RMSNormBwdStream(Kernel):
             clear(acc, ACCUMULATORS)
             clear(scale, held)
             for step in T.serial(deal.parts):
-                load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)
-                if weight is not None:
-                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, tx, step)
+                load_both(p, sizes, x_raw, dy_raw, x, dy, block, deal, tx, step)
+                if p.weighted:
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, tx, step)
                 for i in T.unroll(held):
                     acc[i % ACCUMULATORS] += T.cast(x_raw[i], "float32") * p.scaled(dy_raw[i], scale[i])
-            total[0] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-            give_block(total, part, 0, tx)
-            T.sync_threads()
-            take_block(total, part, 0, tx, warps)
+            total[0] = added(acc)
+            sum_block(total, part, 0, tx, warps)
             total[0] = total[0] * r[0] / T.float32(p.n) * r[0] * r[0]
             for step in T.serial(deal.parts):
-                load_both(x_raw, dy_raw, x, dy, block, deal, tx, step)
-                if weight is not None:
-                    load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, tx, step)
-                for i in T.unroll(config.chunks):
+                load_both(p, sizes, x_raw, dy_raw, x, dy, block, deal, tx, step)
+                if p.weighted:
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, tx, step)
+                for i in T.unroll(deal.chunks):
                     chunk = deal.chunk(i, tx, step)
                     if deal.has(chunk):
                         for v in T.vectorized(p.vec):
@@ -105,7 +87,7 @@ class RMSNormBwdStream(Kernel):
                                 p.dtype,
                             )
                         for v in T.vectorized(p.vec):
-                            flat(dx, p.dtype)[(T.cast(block, "int64") * deal.vectors + chunk) * p.vec + v] = out[v]
+                            flat(dx, p.dtype)[deal.element(block, chunk) + v] = out[v]
 
         @T.macro
         def weigh(block, dy, x, rstd, dweight):
@@ -121,27 +103,18 @@ class RMSNormBwdStream(Kernel):
                 row[0] = step * warps + tx // WARP
                 if row[0] < rows:
                     r[0] = flat(rstd, "float32")[T.cast(row[0], "int64")]
-                    load_both(x_raw, dy_raw, x, dy, row[0], strip, tx % WARP, block)
+                    load_both(p, sizes, x_raw, dy_raw, x, dy, row[0], strip, tx % WARP, block)
                     for v in T.unroll(p.vec):
                         dw[v] += T.cast(x_raw[v], "float32") * (T.cast(dy_raw[v], "float32") * r[0])
-            for v in T.unroll(p.vec):
-                part[tx // WARP, tx % WARP * p.vec + v] = dw[v]
-            T.sync_threads()
             column = block * (WARP * p.vec) + tx
-            if T.And(tx < WARP * p.vec, column < p.n):
-                r[0] = 0.0
-                for i in T.unroll(warps):
-                    r[0] += part[i, tx]
-                flat(dweight, p.scale_dtype)[column] = T.cast(r[0], p.scale_dtype)
-
-        if not p.weighted:
-            return without_weight(t, backward, rows, threads, 1)
+            sum_warps(p, warps, part, dw, r, column, dweight, p.weight_dtype)
 
         @T.prim_func
         def main(dy: t.dy, x: t.x, weight: t.weight, rstd: t.rstd, dx: t.dx, dweight: t.dweight):
             with T.Kernel(rows, threads=threads) as block:
-                backward(block, dy, x, weight, rstd, dx, None)
-            with T.Kernel(strip.parts, threads=threads) as block:
-                weigh(block, dy, x, rstd, dweight)
+                backward(block, dy, x, weight, rstd, dx)
+            if p.weighted:
+                with T.Kernel(strip.parts, threads=threads) as block:
+                    weigh(block, dy, x, rstd, dweight)
 
         return main

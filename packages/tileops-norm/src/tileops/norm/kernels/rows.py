@@ -10,13 +10,15 @@ others are split off by a division a row. Offsets are of 64 bits.
 
 import math
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import tilelang.language as T
 
 from tileops.core.check import Call, TensorMeta
-from tileops.core.kernel import Form
+from tileops.core.kernel import Form, Static
+from tileops.core.program import tensors
 from tileops.core.spec.dtypes import itemsize
 
 ARCHS: Mapping[str, tuple[str, ...]] = {"cuda": ("sm90",)}
@@ -28,6 +30,7 @@ MAX_THREADS, MAX_CLUSTER = 1024, 8  # of a block, and its blocks; larger cluster
 REGISTERS, MAX_RESIDENT = 65536, 2048  # of a multiprocessor, and its threads
 ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
 COLUMN_WARPS, COLUMN_ROWS = 16, 8  # warps that share the rows of 32 columns, and rows that a warp loads at once
+_STATISTICS = ("mean", "rstd")  # tensors with one number a row
 _ANY_LENGTH = 1 << 40  # of a flat view: it has no bounds of its own
 
 
@@ -66,6 +69,10 @@ class Deal:
         """Whether the row has that vector; plain True where it always does."""
         return chunk < self.vectors if self.ragged else True
 
+    def element(self, row: Any, chunk: Any) -> Any:
+        """Where a row's vector begins in a tensor without gaps."""
+        return (T.cast(row, "int64") * self.vectors + chunk) * self.vec
+
 
 def vector(n: int, dtype: str) -> int:
     """Elements that a thread takes at once: 16 bytes, or what divides a row."""
@@ -85,6 +92,15 @@ def lanes_for(vectors: int, most: int) -> int:
     if most <= WARP:
         return min(most, 1 << (vectors - 1).bit_length())
     return -(-vectors // -(-vectors // most) // WARP) * WARP
+
+
+def crowded(config: Any, registers: int) -> str | None:
+    """Why no multiprocessor has room for a config whose threads take so many registers, or None."""
+    if config.threads * config.resident > MAX_RESIDENT:
+        return "more threads than a multiprocessor has"
+    if registers > min(255, REGISTERS // (config.threads * config.resident)):
+        return "more registers than a thread has"
+    return None
 
 
 @attrs.frozen
@@ -122,6 +138,50 @@ class Place:
         return start
 
 
+class Rows:
+    """The rows of x, its last ``axes`` axes, as a program sees them, and the weight they may have.
+
+    A row has ``n`` elements, in vectors of ``vec``.
+    """
+
+    def __init__(self, static: Static, axes: int = 1) -> None:
+        x, weight = static.tensor("x"), static.tensor("weight")
+        assert x is not None
+        leading = len(x.shape) - axes
+        self.leading = x.shape[:leading]
+        self.n = math.prod(axis for axis in x.shape[leading:] if isinstance(axis, int))
+        self.dtype = x.dtype
+        self.vec = vector(self.n, x.dtype)
+        self.place = Place.of(x, axes, self.vec)
+        self.weighted = weight is not None
+        self.weight_dtype = (weight or x).dtype
+
+
+@attrs.frozen
+class StreamConfig:
+    """A block of ``threads`` takes ``chunks`` vectors a thread at once, and its row in as many steps as that needs."""
+
+    threads: int
+    chunks: int
+
+    def deal(self, n: int, vec: int) -> Deal:
+        return Deal(n, vec, self.threads, self.chunks, -(-n // (self.threads * self.chunks * vec)))
+
+
+class _Arguments(SimpleNamespace):
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def arguments(static: Static) -> tuple[SimpleNamespace, dict[str, Any]]:
+    """``tensors`` of core by attribute; what the call lacks is None here, and so no argument of a prim_func.
+
+    A program asks this, not the argument: in its body, an argument that is not there is no None.
+    """
+    forms, sizes = tensors(static)
+    return _Arguments(**forms), sizes
+
+
 def count(axes: Iterable[int | str], sizes: Mapping[str, Any]) -> Any:
     """The product of axes, some of them symbolic."""
     product: Any = 1
@@ -130,12 +190,12 @@ def count(axes: Iterable[int | str], sizes: Mapping[str, Any]) -> Any:
     return product
 
 
-def refuse_rows(call: Call, axes: int, rows: Iterable[str] = ("rstd",)) -> str | None:
-    """Why kernels over rows of the last ``axes`` axes can't take a call, or None; ``rows`` have one number a row."""
+def refuse_rows(call: Call, axes: int) -> str | None:
+    """Why kernels over rows of the last ``axes`` axes can't take a call, or None."""
     for name, meta in {**call.inputs, **call.outputs}.items():
         if meta is None:
             continue
-        if name in rows:
+        if name in _STATISTICS:
             if strided(meta, len(meta.shape)):
                 return f"{name} is not contiguous"
         elif strided(meta, axes):
@@ -178,6 +238,11 @@ def clear(into, n):
         into[i] = T.cast(0, into.dtype)
 
 
+def added(acc: Any, at: Any = 0) -> Any:
+    """The sum of a thread's accumulators for a row."""
+    return (acc[at] + acc[at + 1]) + (acc[at + 2] + acc[at + 3])
+
+
 @T.macro
 def load(into, at, tensor, start, unit, deal, lane, part):
     """A thread's vectors of a row that starts ``start`` units into a flat tensor; those not there are left alone."""
@@ -188,6 +253,13 @@ def load(into, at, tensor, start, unit, deal, lane, part):
                     into[at + i * deal.vec + h * unit + v] = tensor[
                         start * unit + T.cast(deal.chunk(i, lane, part), "int64") * deal.vec + h * unit + v
                     ]
+
+
+@T.macro
+def load_vector(into, weight, dtype, vec, chunk):
+    """One vector of a weight or bias."""
+    for v in T.vectorized(vec):
+        into[v] = flat(weight, dtype)[T.cast(chunk, "int64") * vec + v]
 
 
 @T.macro
@@ -245,6 +317,14 @@ def take_block(value, part, buffer, tx, warps):
 
 
 @T.macro
+def sum_block(value, part, buffer, tx, warps):
+    """The sum of a block's shares where no other goes with it."""
+    give_block(value, part, buffer, tx)
+    T.sync_threads()
+    take_block(value, part, buffer, tx, warps)
+
+
+@T.macro
 def give_cluster(value, part, parts, buffer, tx, warps, rank, blocks):
     """The same for a cluster and its barrier: each block sends its warps' sums to all blocks, into ``parts`` there.
 
@@ -267,6 +347,46 @@ def take_cluster(value, parts, buffer, tx, warps, blocks):
 
 
 @T.macro
+def give_row(value, n, part, parts, buffer, tx, config, rank):
+    """Give a thread's share of ``n`` rows' sums; each sum of a program has a ``buffer`` of its own.
+
+    ``take_row`` has it behind ``meet``. In a cluster, all blocks must have met at a barrier before the first.
+    """
+    if config.cluster > 1:
+        give_cluster(value, part, parts, buffer, tx, config.threads // WARP, rank, config.cluster)
+    elif config.lanes > WARP:
+        give_block(value, part, buffer, tx)
+    else:
+        sum_lanes(value, n, config.lanes)
+
+
+@T.macro
+def meet(config):
+    """The barrier of those that share a row."""
+    if config.cluster > 1:
+        T.cluster_sync()
+    elif config.lanes > WARP:
+        T.sync_threads()
+
+
+@T.macro
+def take_row(value, part, parts, buffer, tx, config):
+    """The sum of a row's shares, in each of its threads."""
+    if config.cluster > 1:
+        take_cluster(value, parts, buffer, tx, config.threads // WARP, config.cluster)
+    elif config.lanes > WARP:
+        take_block(value, part, buffer, tx, config.threads // WARP)
+
+
+@T.macro
+def sum_row(value, n, part, parts, buffer, tx, config, rank):
+    """The sums of ``n`` rows' shares where no others go with them."""
+    give_row(value, n, part, parts, buffer, tx, config, rank)
+    meet(config)
+    take_row(value, part, parts, buffer, tx, config)
+
+
+@T.macro
 def sum_columns(block, total, partial, n, dtype, rows):
     """The sums of 32 columns of float32 ``partial``, of which the first ``rows`` rows count, always in one order."""
     tx = T.get_thread_binding()
@@ -283,7 +403,7 @@ def sum_columns(block, total, partial, n, dtype, rows):
                 read[i] = flat(partial, "float32")[T.cast(row, "int64") * n + column]
         for i in T.unroll(COLUMN_ROWS):
             acc[i % ACCUMULATORS] += read[i]
-    part[tx // WARP, tx % WARP] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+    part[tx // WARP, tx % WARP] = added(acc)
     T.sync_threads()
     if T.And(tx < WARP, column < n):
         acc[0] = 0.0
