@@ -9,10 +9,9 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
 from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels import rms_norm
-from tileops.norm.kernels.rms_norm import Problem, program, row_of
+from tileops.norm.kernels.rms_norm import Problem, row_of, square
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
@@ -21,11 +20,15 @@ from tileops.norm.kernels.rows import (
     REGISTERS,
     WARP,
     Deal,
+    added,
+    arguments,
     clear,
     count,
     flat,
     give_block,
+    launch,
     load,
+    load_vector,
     refuse_rows,
     stage,
     sum_lanes,
@@ -133,8 +136,8 @@ class RMSNormWalk(Kernel):
         return configs_of(call, device)
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        t, sizes = tensors(static)
-        p = Problem.of(static)
+        t, sizes = arguments(static)
+        p = Problem(static)
         deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
         rows = count(p.leading, sizes)
         stages, unroll, held, cluster = config.stages, config.unroll, deal.held, config.cluster
@@ -173,85 +176,85 @@ class RMSNormWalk(Kernel):
                     part[buffer, 0:sums], parts[buffer, rank, 0:sums], dst_block=other, remote_barrier=there[buffer]
                 )
 
-        @T.macro
-        def norm(block, x, weight, y, rstd):
-            T.annotate_min_blocks_per_sm(config.resident)
-            tx = T.get_thread_binding()
-            lane = tx % config.lanes
-            rank = block % cluster
-            worker = block // cluster
-            staged = T.alloc_shared((stages * depth,), p.dtype)
-            row = T.alloc_local((1,), "int64")
-            start = T.alloc_local((1,), "int64")
-            raw = T.alloc_local((unroll * held,), p.dtype)
-            scale = T.alloc_local((held if early else p.vec,), p.scale_dtype)
-            out = T.alloc_local((p.vec,), p.dtype)
-            acc = T.alloc_local((ACCUMULATORS,), "float32")
-            total = T.alloc_local((unroll,), "float32")
-            part = T.alloc_shared((2, sums), "float32")
-            if cluster > 1:
-                parts = T.alloc_shared((2, cluster, sums), "float32")
-                there = T.alloc_cluster_barrier([cluster, cluster])  # all blocks meet behind it
-            for ahead in T.unroll(stages):
-                fetch(ahead, worker, tx, rank, row, start, x, staged)
-            if early:
-                load(scale, 0, flat(weight, p.scale_dtype), T.int64(0), p.vec, deal, lane, rank)
-            for step in T.serial(T.truncdiv(rows - 1, stride) + 1):
-                # The compiler knows of no copy and no wait: a warp's barrier keeps its own reads on their side of them.
-                T.ptx_wait_group(stages - 1)
-                T.sync_warp()
-                for u in T.unroll(unroll):
-                    clear(acc, ACCUMULATORS)
-                    for i in T.unroll(deal.chunks):
-                        for v in T.vectorized(p.vec):
-                            out[v] = staged[step % stages * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
-                        for v in T.unroll(p.vec):
-                            acc[(i * p.vec + v) % ACCUMULATORS] += T.cast(out[v], "float32") * T.cast(out[v], "float32")
-                    total[u] = (acc[0] + acc[1]) + (acc[2] + acc[3])
-                # Read again, so that no register holds an element unpacked.
-                T.sync_warp()
-                for i in T.unroll(unroll * deal.chunks):
-                    for v in T.vectorized(p.vec):
-                        raw[i * p.vec + v] = staged[step % stages * depth + i * slot + tx * p.vec + v]
-                T.sync_warp()
-                fetch(step + stages, worker, tx, rank, row, start, x, staged)
-                # Sums take turns with two buffers: a step's barrier lies between the reads of one and its next use.
-                if config.lanes > WARP:
-                    give_block(total, part, step % 2, tx)
-                    if cluster > 1:
-                        send(part, parts, there, step % 2, rank)
-                        T.mbarrier_wait_parity(there[step % 2], step // 2 % 2)
-                        take_cluster(total, parts, step % 2, tx, warps, cluster)
-                    else:
-                        T.sync_threads()
-                        take_block(total, part, step % 2, tx, warps)
-                else:
-                    sum_lanes(total, unroll, config.lanes)
-                for u in T.unroll(unroll):
-                    total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(p.eps))
-                    row[0] = number(step, worker, u, tx)
-                    if row[0] < rows:
-                        if rstd is not None:
-                            if lane + rank == 0:
-                                flat(rstd, "float32")[row[0]] = total[u]
-                        for i in T.unroll(deal.chunks):
-                            chunk = deal.chunk(i, lane, rank)
-                            if deal.has(chunk):
-                                if weight is not None and not early:
-                                    for v in T.vectorized(p.vec):
-                                        scale[v] = flat(weight, p.scale_dtype)[T.cast(chunk, "int64") * p.vec + v]
-                                for v in T.vectorized(p.vec):
-                                    out[v] = p.scaled(
-                                        raw[u * held + i * p.vec + v], total[u], scale[(i * p.vec if early else 0) + v]
-                                    )
-                                for v in T.vectorized(p.vec):
-                                    flat(y, p.dtype)[(row[0] * deal.vectors + chunk) * p.vec + v] = out[v]
-            T.ptx_wait_group(0)  # no copy may outlive its block
-            if cluster > 1:
-                T.cluster_sync()
+        blocks = T.min(config.workers, T.ceildiv(rows, unroll * at_once))
 
-        workers = T.min(config.workers, T.ceildiv(rows, unroll * at_once))
-        return program(t, norm, workers, config.threads, cluster)
+        @T.prim_func
+        def main(x: t.x, weight: t.weight, y: t.y, rstd: t.rstd):
+            with launch(blocks, config.threads, cluster) as block:
+                T.annotate_min_blocks_per_sm(config.resident)
+                tx = T.get_thread_binding()
+                lane = tx % config.lanes
+                rank = block % cluster
+                worker = block // cluster
+                staged = T.alloc_shared((stages * depth,), p.dtype)
+                row = T.alloc_local((1,), "int64")
+                start = T.alloc_local((1,), "int64")
+                raw = T.alloc_local((unroll * held,), p.dtype)
+                scale = T.alloc_local((held if early else p.vec,), p.weight_dtype)
+                out = T.alloc_local((p.vec,), p.dtype)
+                acc = T.alloc_local((ACCUMULATORS,), "float32")
+                total = T.alloc_local((unroll,), "float32")
+                part = T.alloc_shared((2, sums), "float32")
+                if cluster > 1:
+                    parts = T.alloc_shared((2, cluster, sums), "float32")
+                    there = T.alloc_cluster_barrier([cluster, cluster])  # all blocks meet behind it
+                for ahead in T.unroll(stages):
+                    fetch(ahead, worker, tx, rank, row, start, x, staged)
+                if early:
+                    load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
+                for step in T.serial(T.truncdiv(rows - 1, stride) + 1):
+                    # The compiler knows of no copy and no wait: a warp's barrier keeps its reads on their side of them.
+                    T.ptx_wait_group(stages - 1)
+                    T.sync_warp()
+                    for u in T.unroll(unroll):
+                        clear(acc, ACCUMULATORS)
+                        for i in T.unroll(deal.chunks):
+                            for v in T.vectorized(p.vec):
+                                out[v] = staged[step % stages * depth + (u * deal.chunks + i) * slot + tx * p.vec + v]
+                            for v in T.unroll(p.vec):
+                                acc[(i * p.vec + v) % ACCUMULATORS] += square(out[v])
+                        total[u] = added(acc)
+                    # Read again, so that no register holds an element unpacked.
+                    T.sync_warp()
+                    for i in T.unroll(unroll * deal.chunks):
+                        for v in T.vectorized(p.vec):
+                            raw[i * p.vec + v] = staged[step % stages * depth + i * slot + tx * p.vec + v]
+                    T.sync_warp()
+                    fetch(step + stages, worker, tx, rank, row, start, x, staged)
+                    # Sums take turns with two buffers: a step's barrier lies between the reads of one and its next use.
+                    if config.lanes > WARP:
+                        give_block(total, part, step % 2, tx)
+                        if cluster > 1:
+                            send(part, parts, there, step % 2, rank)
+                            T.mbarrier_wait_parity(there[step % 2], step // 2 % 2)
+                            take_cluster(total, parts, step % 2, tx, warps, cluster)
+                        else:
+                            T.sync_threads()
+                            take_block(total, part, step % 2, tx, warps)
+                    else:
+                        sum_lanes(total, unroll, config.lanes)
+                    for u in T.unroll(unroll):
+                        total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(p.eps))
+                        row[0] = number(step, worker, u, tx)
+                        if row[0] < rows:
+                            if t.rstd is not None:
+                                if lane + rank == 0:
+                                    flat(rstd, "float32")[row[0]] = total[u]
+                            for i in T.unroll(deal.chunks):
+                                chunk = deal.chunk(i, lane, rank)
+                                if deal.has(chunk):
+                                    if p.weighted and not early:
+                                        load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
+                                    at = u * held + i * p.vec
+                                    for v in T.vectorized(p.vec):
+                                        out[v] = p.scaled(raw[at + v], total[u], scale[(i * p.vec if early else 0) + v])
+                                    for v in T.vectorized(p.vec):
+                                        flat(y, p.dtype)[deal.element(row[0], chunk) + v] = out[v]
+                T.ptx_wait_group(0)  # no copy may outlive its block
+                if cluster > 1:
+                    T.cluster_sync()
+
+        return main
 
 
 def configs_of(call: Call, device: Device) -> Iterator[Config]:
