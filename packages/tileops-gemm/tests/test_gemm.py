@@ -130,4 +130,4 @@ def test_operands_on_two_devices(device: str) -> None:
 
 def test_flags_are_flags() -> None:
     with pytest.raises(CheckError, match="trans_a: got 1, expected"):
-        GEMMFwdOp(trans_a=1)  # type: ignore[arg-type]
+        GEMMFwdOp(trans_a=1)

@@ -56,7 +56,7 @@ def test_every_required_rival_has_an_adapter_that_needs_a_gpu(op: str) -> None:
     found = rivals_of(entry, "cuda")
     for name in entry.baselines["cuda"].required:
         with pytest.raises(Missing, match=r"needs? a CUDA device"):
-            found[name](call, make_inputs(call))  # type: ignore[operator]
+            found[name](call, make_inputs(call))
 
 
 @pytest.mark.parametrize("call", [c for op in OPS for c in calls(op)], ids=lambda call: call.id)

@@ -32,7 +32,7 @@ def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
 def held(op: Op, *tensors: Tensor | None) -> Any:
     """The op's results, right, and those of tensors that it mutates too."""
     before = [None if t is None else t.clone() for t in tensors]
-    returned = op(*tensors)  # type: ignore[operator]
+    returned = op(*tensors)
     call = op.bind(*tensors)
     results = accuracy.collect(call, returned, dict(zip_longest(call.inputs, tensors)))
     verdict = accuracy.verify(call, dict(zip_longest(call.inputs, before)), results)
@@ -84,10 +84,10 @@ def test_rows_of_both_layouts(op: Any, row: Any, case: Any) -> None:
     ]
     var = list(call.inputs).index("running_var") if call.inputs.get("running_var") else None
     if var is not None:
-        tensors[var] = tensors[var].exp()  # type: ignore[union-attr]
+        tensors[var] = tensors[var].exp()
     held(op(**call.params), *tensors)
-    if tensors[0].dim() == 4:  # type: ignore[union-attr]
-        held(op(**call.params), tensors[0].to(memory_format=LAST), *tensors[1:])  # type: ignore[union-attr]
+    if tensors[0].dim() == 4:
+        held(op(**call.params), tensors[0].to(memory_format=LAST), *tensors[1:])
 
 
 @pytest.mark.parametrize(("i", "L"), enumerate([(2,), (3, 3), (7, 7), (30, 30), (33, 35), (64, 64), (257, 255)]))

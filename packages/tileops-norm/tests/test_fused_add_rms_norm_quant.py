@@ -130,7 +130,7 @@ def test_what_is_returned(quant: str, count: int, device: str) -> None:
 def test_calls_that_do_not_fit(params: dict[str, Any], shapes: list[Any], message: str, device: str) -> None:
     x, residual, weight, scale = (None if shape is None else normal(*shape, device=device) for shape in shapes)
     with pytest.raises(CheckError, match=message):
-        FusedAddRMSNormQuantFwdOp(**params)(x, residual, weight, None if scale is None else scale.float())  # type: ignore[arg-type]
+        FusedAddRMSNormQuantFwdOp(**params)(x, residual, weight, None if scale is None else scale.float())
 
 
 @pytest.mark.parametrize("name", ["quant", "quant_dtype"])

@@ -159,7 +159,7 @@ def operands(D: int, R: int, tokens: int, dtype: torch.dtype = BF16, cache: torc
 def held(op: FusedQKNormRoPEFwdOp, qkv: Tensor, *given: Any) -> Tensor:
     """Its qkv after the call, right and with v to the bit."""
     before = qkv.clone()
-    assert op(qkv, *given) is None  # type: ignore[func-returns-value]
+    assert op(qkv, *given) is None
     call = op.bind(before, *given)
     inputs = dict(zip(call.inputs, (before, *given), strict=True))
     verdict = accuracy.verify(call, inputs, {"qkv": qkv})
@@ -178,7 +178,7 @@ def held(op: FusedQKNormRoPEFwdOp, qkv: Tensor, *given: Any) -> Tensor:
 )
 def test_rows(row: Any, case: Any) -> None:
     call = scaled(checker_of(FusedQKNormRoPEFwdOp.entry), row, case, math.inf, 2**30)
-    held(FusedQKNormRoPEFwdOp(**call.params), *make_inputs(call, DEVICE).values())  # type: ignore[arg-type]
+    held(FusedQKNormRoPEFwdOp(**call.params), *make_inputs(call, DEVICE).values())
 
 
 @pytest.mark.cuda

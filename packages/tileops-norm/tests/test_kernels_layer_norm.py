@@ -164,7 +164,7 @@ def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
 
 def held(op: Op, *tensors: Tensor | None) -> Any:
     """The op's results, right."""
-    returned = op(*tensors)  # type: ignore[operator]
+    returned = op(*tensors)
     call = op.bind(*tensors)
     inputs = dict(zip(call.inputs, tensors, strict=True))
     verdict = accuracy.verify(call, inputs, accuracy.collect(call, returned, inputs))
