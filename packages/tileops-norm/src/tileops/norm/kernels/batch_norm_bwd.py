@@ -1,17 +1,15 @@
 """BatchNorm backward: the sums of each channel of the batch, then its elements."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.program import tensors
 from tileops.norm.kernels.batch_norm import batch_configs, refuse_batch
 from tileops.norm.kernels.group_norm import forms_of
-from tileops.norm.kernels.rows import ARCHS, PASSES, WARP, clear, flat, launch
+from tileops.norm.kernels.rows import ARCHS, PASSES, WARP, arguments, clear, flat, launch
 from tileops.norm.kernels.set_norm import Config
 from tileops.norm.kernels.sets import load_vector, locate, merge_set, merge_sums, sets_of, store_vector
 
@@ -36,8 +34,7 @@ class BatchNormBwd(Kernel):
         return batch_configs(s, s.vectors({}), call["T"], device, tensors=2)
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
-        forms, sizes = tensors(static)
-        t = SimpleNamespace(**{"weight": None, **forms})
+        t, sizes = arguments(static)
         s = sets_of({name: form for name, form in static.tensors if name in NAMES}, None)
         assert not isinstance(s, str)
         dtype, weight = static["T"], static.tensor("weight")

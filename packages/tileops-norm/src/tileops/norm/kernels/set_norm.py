@@ -1,14 +1,12 @@
 """The forward of group, instance and batch normalization: the statistics of each set, then its elements."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import tilelang.language as T
 
 from tileops.core.kernel import Static
-from tileops.core.program import tensors
-from tileops.norm.kernels.rows import MAX_RESIDENT, REGISTERS, WARP, clear, flat, inverse_sqrt, launch, words
+from tileops.norm.kernels.rows import MAX_RESIDENT, REGISTERS, WARP, arguments, clear, flat, inverse_sqrt, launch, words
 from tileops.norm.kernels.sets import (
     Sets,
     add_vector,
@@ -55,8 +53,7 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
     Otherwise the running ones, where there are any, are moved; that is, with ``moments``, by a launch behind that takes
     the mean and variance of each instance's channels from scratch memory, and adds them in the order of the batch.
     """
-    forms, sizes = tensors(static)
-    t = SimpleNamespace(**{name: forms.get(name) for name in NAMES})
+    t, sizes = arguments(static)
     x, weight, bias = static.tensor("x"), static.tensor("weight"), static.tensor("bias")
     assert x is not None
     dtype, eps = x.dtype, static["eps"]
@@ -220,6 +217,3 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
                 settle(block, running_mean, running_var, scratch, batch, channels)
 
     return main
-
-
-NAMES = ("x", "running_mean", "running_var", "weight", "bias", "y", "mean", "rstd")

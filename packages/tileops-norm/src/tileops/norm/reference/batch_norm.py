@@ -86,7 +86,7 @@ def batch_norm_bwd_terms(
     *,
     T: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums of the absolute terms of ``batch_norm_bwd``'s results, in the dtype of its arithmetic."""
+    """The sums of the absolute terms of ``batch_norm_bwd``'s results: its tensors, in the dtype of its arithmetic."""
     wide = wide_of(x)
     d, r = dy.to(wide).abs(), per_channel(rstd, x)
     xhat = ((x.to(wide) - per_channel(mean, x)) * r).abs()

@@ -61,12 +61,7 @@ def layer_norm_bwd(
     shaped as ``x``, of dtype ``T``, and the gradients of those of ``weight`` and ``bias`` that are given, like them.
     """
     wide = wide_of(x)
-    axes = len(normalized_shape)
-    r = rstd.to(wide).unsqueeze(-1)
-    xhat = (x.to(wide).flatten(-axes).contiguous() - mean.to(wide).unsqueeze(-1)) * r
-    g = d = dy.to(wide).flatten(-axes).contiguous()
-    if weight is not None:
-        g = d * weight.to(wide).flatten()
+    d, g, xhat, r = _factors(dy, x, weight, mean, rstd, len(normalized_shape))
     dx = ((g - average(g) - xhat * average(g * xhat)) * r).reshape(x.shape)
     return dx if wide == torch.float64 else dx.to(T), _over_rows(d * xhat, weight), _over_rows(d, bias)
 
@@ -82,16 +77,21 @@ def layer_norm_bwd_terms(
     normalized_shape: tuple[int, ...],
     T: torch.dtype,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The sums of the absolute terms of ``layer_norm_bwd``'s results, in the dtype of its arithmetic."""
-    wide = wide_of(x)
-    axes = len(normalized_shape)
-    r = rstd.to(wide).unsqueeze(-1)
-    xhat = ((x.to(wide).flatten(-axes) - mean.to(wide).unsqueeze(-1)) * r).abs()
-    g = d = dy.to(wide).flatten(-axes).abs()
-    if weight is not None:
-        g = d * weight.to(wide).flatten().abs()
+    """The sums of the absolute terms of ``layer_norm_bwd``'s results: its tensors, in the dtype of its arithmetic."""
+    d, g, xhat, r = (t.abs() for t in _factors(dy, x, weight, mean, rstd, len(normalized_shape)))
     dx = ((g + average(g) + xhat * average(g * xhat)) * r).reshape(x.shape)
     return dx, _over_rows(d * xhat, weight), _over_rows(d, bias)
+
+
+def _factors(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, axes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``dy``, g and xhat as rows, and rstd to go with them, in the dtype of the arithmetic."""
+    wide = wide_of(x)
+    r = rstd.to(wide).unsqueeze(-1)
+    xhat = (x.to(wide).flatten(-axes).contiguous() - mean.to(wide).unsqueeze(-1)) * r
+    d = dy.to(wide).flatten(-axes).contiguous()
+    return d, d if weight is None else d * weight.to(wide).flatten(), xhat, r
 
 
 def _over_rows(terms: Tensor, like: Tensor | None) -> Tensor | None:
