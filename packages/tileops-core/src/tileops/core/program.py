@@ -199,23 +199,19 @@ def tensors(static: Static) -> tuple[dict[str, Any], dict[str, Any]]:
 @cache
 def sources_digest(module: str) -> str:
     """Of the contract and of a kernel's module with the modules beside it that it imports."""
-    sources = {module: _source(module)}
+    folder = Path(str(sys.modules[module].__file__)).parent
+    sources: dict[str, Path] = {}
     todo = [module]
     while todo:
-        importer = todo.pop()
-        for name in _imported(importer, sources[importer]):
-            source = _source(name) if name in sys.modules else None
-            if source and name not in sources and source.parent == sources[module].parent:
-                sources[name] = source
-                todo.append(name)
+        name = todo.pop()
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and name not in sources and Path(file).parent == folder:
+            sources[name] = Path(file)
+            todo += _imported(name, sources[name])
     digest = hashlib.sha256(Path(contract.__file__).read_bytes() + Path(__file__).read_bytes())
     for name in sorted(sources):
         digest.update(name.encode() + sources[name].read_bytes())
     return digest.hexdigest()
-
-
-def _source(module: str) -> Path:
-    return Path(getattr(sys.modules[module], "__file__", None) or "")
 
 
 def _imported(module: str, source: Path) -> Iterator[str]:

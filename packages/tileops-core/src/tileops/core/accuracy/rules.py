@@ -55,21 +55,19 @@ def tolerance(call: Call, name: str) -> Tolerance:
         expr = said.expr if isinstance(said, Text) else parse(str(said))
         return float(compile_expr(expr)(call.env))
 
-    kind = override.get("rule") or _default_kind(call, name)
-    floor = value("floor", 4 if kind == "statistic" else 1)
     meta = call.outputs.get(name) or call.inputs[name]
-    inner = call.entry.model is not None or (meta is not None and meta.dtype == "float32")
-    strays = kind == "slices" and inner
+    assert meta is not None
+    kind = override.get("rule") or _default_kind(call, name, meta.dtype)
+    floor = value("floor", 4 if kind == "statistic" else 1)
+    strays = kind == "slices" and (call.entry.model is not None or meta.dtype == "float32")
     return Tolerance(kind, value("factor", 2), floor, int(value("contraction", 0)), strays)
 
 
-def _default_kind(call: Call, name: str) -> Kind:
+def _default_kind(call: Call, name: str, dtype: str) -> Kind:
     signature = call.entry.signature
     decl = signature.outputs.get(name) or signature.inputs[name]
-    meta = call.outputs.get(name) or call.inputs[name]
-    assert meta is not None
-    if meta.dtype in _CODES:
+    if dtype in _CODES:
         return "codes"
-    if not torch_dtype(meta.dtype).is_floating_point:
+    if not torch_dtype(dtype).is_floating_point:
         return "exact"
     return "statistic" if decl.dtype.expr == Name("float32") else "slices"
