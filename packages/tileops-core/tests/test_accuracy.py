@@ -6,11 +6,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
 from tileops.core import accuracy
-from tileops.core.accuracy import absolute, collect, compare, full_precision, measure, oracle, ulp, verify, yardstick
+from tileops.core.accuracy import (
+    absolute,
+    collect,
+    compare,
+    full_precision,
+    measure,
+    oracle,
+    terms,
+    ulp,
+    verify,
+    yardstick,
+)
 from tileops.core.check.call import Call, TensorMeta
 from tileops.core.spec.dtypes import BITS
 from tileops.core.spec.expr import parse
@@ -613,6 +625,14 @@ def test_the_absolute_product_is_the_reference_on_absolute_values():
     torch.testing.assert_close(absolute(call, inputs)["d"], a.abs() @ b.abs())
     inputs["a"][0, 0] = NAN
     assert absolute(call, inputs)["d"][0].eq(0).all()
+
+
+def test_only_where_a_rule_asks_is_the_absolute_product_computed():
+    call, inputs, _ = product("bfloat16")
+    assert torch.equal(terms(call, inputs)["d"], absolute(call, inputs)["d"])
+    plain = attrs.evolve(call, entry=attrs.evolve(call.entry, accuracy=None))
+    other = attrs.evolve(call, entry=attrs.evolve(call.entry, accuracy={"d": {"floor": 4, "reason": "a test"}}))
+    assert terms(plain, inputs) is terms(other, inputs) is None
 
 
 @pytest.mark.parametrize("dtype", PLAIN)

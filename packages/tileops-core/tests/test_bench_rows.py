@@ -185,7 +185,7 @@ def test_tensors_that_stay_in_l2_are_not_bound_by_memory(kit: Kit, call: Call, m
     assert cold["status"] == "failed"
 
 
-@pytest.mark.parametrize(("l2_bytes", "copies", "flushed"), [(0, 1, 0), (100, 1, 0), (1 << 20, 12, 2 << 20)])
+@pytest.mark.parametrize(("l2_bytes", "copies", "flushed"), [(0, 1, 0), (100, 1, 0), (1 << 20, 200, 2 << 20)])
 def test_inputs_come_from_memory_by_copies_or_where_those_fit_l2_by_a_flush(
     l2_bytes: int, copies: int, flushed: int, kit: Kit, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,14 @@
-"""The bench on a GPU: timers agree, a rival that can't be captured spoils nothing, a row has its figures."""
+"""The bench on a GPU: timers agree, they say what ncu says, a row has its figures."""
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 import statistics
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +17,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from tileops.core import workloads
+from tileops.core.backend import cuda
 from tileops.core.bench import rows, run
 from tileops.core.bench.rows import measure
 from tileops.core.bench.timers import TIMERS, flusher
-from tileops.core.bench.timing import COOL, alternate, quick
+from tileops.core.bench.timing import COOL, alternate, copies_for_cold_l2, quick
 from tileops.core.cli import main
 from tileops.core.families import find_entry
 from tileops.core.workloads import labelled
@@ -30,9 +37,53 @@ def test_timers_agree_on_a_long_kernel(other: str) -> None:
         pytest.importorskip("cupti")
     a, b = (torch.rand(1 << 28, device=CUDA) for _ in range(2))
     before = flusher(CUDA, 1 << 27)
-    bursts = {t: TIMERS[t]([lambda: a.copy_(b)], COOL.calls, CUDA, before) for t in ("graph", other)}
+    # No copy_: a graph makes that a copy of memory, which is another and slower thing than the kernel of a plain call.
+    bursts = {t: TIMERS[t]([lambda: torch.neg(a, out=b)], COOL.calls, CUDA, before) for t in ("graph", other)}
     seen = {t: statistics.median(lap.us for lap in laps) for t, laps in alternate(bursts, COOL).items()}
     assert seen[other] == pytest.approx(seen["graph"], rel=0.05)
+
+
+SHAPES = {"short": (64, 4096), "long": (32768, 8192)}  # some 7 us and 400 us of torch's RMSNorm
+KERNEL = "layer_norm"  # in the name of torch's kernel for it
+UNDER_NCU = """
+import sys, torch
+rows, n, copies = map(int, sys.argv[1:])
+xs = [torch.randn(rows, n, device="cuda").bfloat16() for _ in range(copies)]
+weight = torch.randn(n, device="cuda").bfloat16()
+for x in xs[:20]:
+    torch.nn.functional.rms_norm(x, (n,), weight)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu")
+@pytest.mark.parametrize("which", SHAPES)
+def test_a_kernel_of_torch_takes_what_ncu_says(which: str) -> None:
+    """With inputs that come from memory and code that is warm, as ncu sees it where it leaves the caches alone."""
+    rows, n = SHAPES[which]
+    copies = copies_for_cold_l2(4 * rows * n, cuda.device(0).l2_bytes)
+    weight = torch.randn(n, device=CUDA).bfloat16()
+    xs = [torch.randn(rows, n, device=CUDA).bfloat16() for _ in range(copies)]
+    burst = TIMERS["graph"](
+        [partial(torch.nn.functional.rms_norm, x, (n,), weight) for x in xs], copies, CUDA, lambda: None
+    )
+    ours = statistics.median(lap.us for lap in alternate({"torch": burst}, COOL)["torch"])
+    options = ["--clock-control", "none", "--cache-control", "none", "--kernel-name", f"regex:{KERNEL}", "--csv"]
+    command = ["ncu", *options, "--metrics", "gpu__time_duration.sum", sys.executable, "-c", UNDER_NCU]
+    said = subprocess.run([*command, *map(str, (rows, n, copies))], capture_output=True, text=True, check=True).stdout
+    table = list(csv.DictReader(line for line in said.splitlines() if line.startswith('"')))
+    assert {row["Metric Unit"] for row in table} == {"ns"}
+    theirs = statistics.median(float(row["Metric Value"].replace(",", "")) / 1e3 for row in table)
+    assert ours == pytest.approx(theirs, rel=0.05)
+
+
+@pytest.mark.parametrize("label", ["llama-8b-decode-bfloat16", "llama-8b-prefill-bfloat16", "throughput-8192-bfloat16"])
+def test_a_row_measured_three_times_says_the_same(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "rivals_of", lambda entry, backend: {})
+    (call,) = (c for c in workloads.calls(find_entry("RMSNormFwdOp")) if c.id == f"RMSNormFwdOp/{label}")
+    bench = run.prepare(CUDA, None, cold_l2=True, brief=False)
+    seen = [measure(call, bench)["us"]["median"] for _ in range(3)]
+    assert max(seen) <= 1.03 * min(seen), seen
 
 
 def test_a_rival_that_cannot_be_captured_is_timed_otherwise_and_the_others_as_before(

@@ -75,7 +75,7 @@ def absolute(call: Call, inputs: Tensors) -> Tensors:
         values = _run(call, call.entry.absolute, inputs, lambda x: x.to(torch.float64))
     else:
         values = _run(call, call.entry.reference, inputs, lambda x: x.to(torch.float64).abs())
-    return {name: None if x is None else x.abs().nan_to_num(0, 0, 0) for name, x in values.items()}
+    return {name: None if x is None else x.to(torch.float64).abs().nan_to_num(0, 0, 0) for name, x in values.items()}
 
 
 def collect(call: Call, returned: Any, inputs: Tensors) -> Tensors:

@@ -54,8 +54,8 @@ def compare(
     """Hold the results of a call to the truth about it.
 
     ``results`` maps each output, and each input that the call mutates, to its tensor after the call (``collect`` makes
-    it); ``inputs`` holds the tensors as they were before. ``absolute`` is computed where a rule needs it and it isn't
-    given. Raises what the reference raises, never for what is wrong with a result.
+    it); ``inputs`` holds the tensors as they were before. ``absolute`` is what ``terms`` gives, computed where it is
+    needed and isn't given. Raises what the reference raises, never for what is wrong with a result.
     """
     device = next((x.device for x in inputs.values() if x is not None), None)
     findings = []
@@ -65,12 +65,18 @@ def compare(
         if finding is None:
             rule = tolerance(call, name)
             if rule.terms and absolute is None:
-                absolute = truth.absolute(call, inputs)
+                absolute = terms(call, inputs)
             product = absolute[name] if rule.terms and absolute else None
             original = inputs[name] if name in call.inputs else None
             finding = Case(name, rule, result, oracle[name], yardstick[name], original, product).find()
         findings.append(finding)
     return Verdict(call.id or str(call), tuple(findings))
+
+
+def terms(call: Call, inputs: Tensors) -> Tensors | None:
+    """``absolute`` of a call that a rule asks it for, else None."""
+    names = (*(n for n, meta in call.outputs.items() if meta is not None), *truth.mutated(call))
+    return truth.absolute(call, inputs) if any(tolerance(call, n).terms for n in names) else None
 
 
 def _without_values(name: str, meta: TensorMeta | None, result: object, device: torch.device | None) -> Finding | None:

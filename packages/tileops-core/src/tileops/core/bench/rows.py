@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from tileops.core.accuracy import absolute, collect, compare, oracle, yardstick
+from tileops.core.accuracy import collect, compare, oracle, terms, yardstick
 from tileops.core.backend import gpu_backend
 from tileops.core.bench import nvml, rates
 from tileops.core.bench.host import gpu_cost
@@ -125,10 +125,10 @@ def _verify(row: dict[str, Any], call: Call, inputs: list[Any], bench: Bench) ->
         row |= {"status": "failed", "reason": str(e)}
         return {}
     truth = oracle(call, inputs[0]), yardstick(call, inputs[0])
-    extra = absolute(call, inputs[0]) if call.entry.accuracy else None
+    absolute = terms(call, inputs[0])
 
     def error(returned: Any) -> float:
-        return compare(call, collect(call, returned, inputs[0]), *truth, inputs[0], extra).error
+        return compare(call, collect(call, returned, inputs[0]), *truth, inputs[0], absolute).error
 
     wrong = error(ours[0]())
     row["error"] = wrong if math.isfinite(wrong) else None

@@ -129,6 +129,6 @@ def settled(microseconds: Sequence[float]) -> bool:
     return abs(median - statistics.median(microseconds[:-2])) <= SETTLED * median
 
 
-def copies_for_cold_l2(nbytes: float, l2_bytes: int, calls: int = COOL.calls) -> int:
-    """How many copies of a call's tensors a burst goes round so that none is still in L2."""
-    return max(1, min(calls, int(3 * l2_bytes // max(nbytes, 1)) + 1))
+def copies_for_cold_l2(nbytes: float, l2_bytes: int) -> int:
+    """How many copies of a call's tensors a burst goes round so that none is still in L2; at most one for each call."""
+    return max(1, min(MOST_CALLS, int(3 * l2_bytes // max(nbytes, 1)) + 1))
