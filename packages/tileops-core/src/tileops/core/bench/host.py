@@ -26,24 +26,39 @@ from tileops.core.roofline import work
 from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
 
-ROUNDS, CALLS = 9, 300
-FEWER = {"new_length": 30, "new_bucket": 10}  # calls of those that take a hundred times as long
+ROUNDS, CALLS = 27, 100
+FEWER = {"new_length": 10, "new_bucket": 3}  # calls of those that take a hundred times as long
 
 
 def round_robin(
-    ways: Mapping[str, Callable[[], Any]], calls: int = CALLS, prepare: Callable[[str], Any] = lambda name: None
-) -> dict[str, float]:
-    """Microseconds a call, the median of bursts; the ways take turns, so that a drifting host weighs on all alike."""
+    ways: Mapping[str, Callable[[], Any]], prepare: Callable[[str], Any] = lambda name: None
+) -> dict[str, list[float]]:
+    """Microseconds a call in each round; the ways take turns, so that a drifting host weighs on all alike."""
     seen: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, call in ways.items():
             prepare(name)
-            count = FEWER.get(name, calls)
+            count = FEWER.get(name, CALLS)
             start = time.perf_counter()
             for _ in range(count):
                 call()
             seen[name].append((time.perf_counter() - start) / count * 1e6)
+    return seen
+
+
+def medians(seen: Mapping[str, list[float]]) -> dict[str, float]:
+    """Of all rounds, by way."""
     return {name: statistics.median(values) for name, values in seen.items()}
+
+
+def ratios(seen: Mapping[str, list[float]]) -> dict[str, float]:
+    """Of ours to the rival's, each the median of the rounds' own."""
+    pairs = ("cached", "torch"), ("unguarded", "torch"), ("training", "torch_training")
+    return {
+        f"{ours}_ratio": statistics.median(a / b for a, b in zip(seen[ours], seen[theirs], strict=True))
+        for ours, theirs in pairs
+        if ours in seen and theirs in seen
+    }
 
 
 @attrs.frozen
@@ -70,7 +85,7 @@ def host_cost(op: Any, inputs: tuple[Any, ...]) -> HostCost:
         state.recognise(inputs, state.plan(inputs))
 
     ways = {"hit": lambda: op(*inputs), "keyed": lambda: state.plan(inputs), "miss": miss}
-    found = round_robin(ways, prepare=prepare)
+    found = medians(round_robin(ways, prepare))
     state.guards = ()
     state.plans.clear()
     return HostCost(**found)
@@ -81,7 +96,8 @@ def gpu_cost(call: Call, device: str = "cuda") -> dict[str, float]:
 
     ``cached`` is the call as users make it, ``unguarded`` the same where torch has no private guard, ``new_length`` one
     of a kind that is known but for its sizes, ``new_bucket`` one of which only the program is known, ``training`` one
-    that records its gradient.
+    that records its gradient. ``<name>_ratio`` is the median over the rounds of its time over the rival's: a host that
+    drifts by half moves both.
     """
     op: Any = op_class(call.entry)(**call.params)
     state, given = op._state, make_inputs(call, device)
@@ -97,14 +113,14 @@ def gpu_cost(call: Call, device: str = "cuda") -> dict[str, float]:
         new_length()
 
     cached = partial(op, *inputs)
-    ways: dict[str, Callable[[], Any]] = {
-        "cached": cached, "unguarded": cached, "new_length": new_length, "new_bucket": new_bucket,
+    ways: dict[str, Callable[[], Any] | None] = {
+        "cached": cached, "torch": _first_rival(call, given), "unguarded": cached,
+        "new_length": new_length, "new_bucket": new_bucket,
     }  # fmt: skip
-    ways["torch"] = _first_rival(call, given)
     if call.entry.grad:
         trained = {n: None if x is None else x.clone().requires_grad_() for n, x in given.items()}
         ways["training"], ways["torch_training"] = partial(op, *trained.values()), _first_rival(call, trained)
-    held = guards.tensor_guards
+    held, present = guards.tensor_guards, {name: way for name, way in ways.items() if way is not None}
 
     def prepare(name: str) -> None:
         guards.tensor_guards = None if name == "unguarded" else held
@@ -112,13 +128,14 @@ def gpu_cost(call: Call, device: str = "cuda") -> dict[str, float]:
         for plan in state.plans.values():
             plan.settled.clear()
         for _ in range(3):  # the second tells that the sizes stay, the third is recognised by them
-            ways[name]()
+            present[name]()
         torch.cuda.synchronize()
 
     try:
-        return round_robin({n: way for n, way in ways.items() if way is not None}, prepare=prepare)
+        seen = round_robin(present, prepare)
     finally:
         guards.tensor_guards = held
+    return medians(seen) | ratios(seen)
 
 
 def _first_rival(call: Call, inputs: Mapping[str, Any]) -> Any:

@@ -108,8 +108,8 @@ def measure(call: Call, bench: Bench) -> dict[str, Any]:
     if bench.device.type == "cuda" and row["us"]["median"] < HOST_BELOW_US:
         row["host"] = gpu_cost(call, str(bench.device))
         row["host_us"] = row["host"]["cached"]
-        if "torch" in row["host"]:
-            row["host_ratio"] = row["host_us"] / row["host"]["torch"]
+        if "cached_ratio" in row["host"]:
+            row["host_ratio"] = row["host"]["cached_ratio"]
     return row
 
 
