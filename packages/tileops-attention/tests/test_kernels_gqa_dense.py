@@ -20,6 +20,7 @@ from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
 from tileops.core.inputs import make_inputs
 from tileops.core.kernel import H200, Device, Kernel
+from tileops.core.testing.programs import compile_all
 from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
 
@@ -241,8 +242,7 @@ def test_programs_compile_without_a_gpu(name: str, tmp_path: Any, monkeypatch: p
 @pytest.fixture(scope="module")
 def built() -> None:
     """All programs, compiled in parallel."""
-    wanted = recipes([*case_calls(), *row_calls(), *strided_calls()], cuda.device(0))
-    assert not [failure for _, failure in program.build(wanted.values()) if failure]
+    compile_all(recipes([*case_calls(), *row_calls(), *strided_calls()], cuda.device(0)).values())
 
 
 def check(call: Call, inputs: dict[str, Tensor | None]) -> Any:

@@ -23,6 +23,7 @@ from tileops.core.testing import (
     assert_right,
     case_of,
     edge_cases,
+    programs,
     reproduce,
     run_case,
     run_torch_case,
@@ -525,3 +526,12 @@ def test_an_absent_device_fails_the_run(tmp_path):
 def test_the_plugin_alone_imports_no_torch():
     code = "import sys, tileops.core.testing, tileops.core.testing.plugin; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_program_that_fails_to_compile_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path / "cold"))
+    failures = {"one": "no such layout", "two": None, "three": "too many registers"}
+    monkeypatch.setattr(programs, "build", lambda recipes: ((r, failures[r]) for r in recipes))
+    programs.compile_all(["two"])
+    with pytest.raises(AssertionError, match="no such layout\ntoo many registers"):
+        programs.compile_all(list(failures))

@@ -17,6 +17,7 @@ from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
 from tileops.core.errors import BackendError
 from tileops.core.kernel import H200, Kernel, static_of
+from tileops.core.testing.programs import compile_all
 from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
 from tileops.gemm import GEMMFwdOp
@@ -273,7 +274,7 @@ def recipes(device: Any) -> Iterator[program.Recipe]:
 @pytest.fixture(scope="module")
 def built() -> None:
     """All programs, compiled in parallel."""
-    assert not [failure for _, failure in program.build(recipes(cuda.device(0))) if failure]
+    compile_all(recipes(cuda.device(0)))
 
 
 def integers(*shape: int, T: torch.dtype, seed: int = 0) -> Tensor:

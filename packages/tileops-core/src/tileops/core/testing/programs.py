@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from tileops.core.backend import gpu
@@ -11,7 +11,7 @@ from tileops.core.check import Call
 from tileops.core.errors import NoKernelError
 from tileops.core.families import op_class
 from tileops.core.kernel import Device
-from tileops.core.program import Recipe
+from tileops.core.program import Recipe, build, cache_dir
 from tileops.core.spec import Entry
 from tileops.core.testing.cases import edge_cases, workload_cases
 from tileops.core.testing.integration import torch_cases
@@ -30,6 +30,20 @@ def recipes(entry: Entry, backend: Gpu, device: Device, board: str | None = None
             if recipe is not None:
                 found[recipe.key] = recipe
     return found
+
+
+def compile_all(recipes: Iterable[Recipe]) -> None:
+    """Compile what isn't on disk; raises AssertionError with what fails.
+
+    One process at a time: pytest-xdist's workers, who all come here at once, would start a pool for each of them.
+    """
+    import filelock
+
+    home = cache_dir()
+    home.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(home / "tests.lock"):
+        failures = [failure for _, failure in build(recipes) if failure]
+    assert not failures, "\n".join(failures)
 
 
 def _calls(entry: Entry, device: str) -> Iterator[tuple[Call, Sequence[str]]]:
