@@ -43,7 +43,8 @@ def compile_all(recipes: Iterable[Recipe]) -> None:
     home.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(home / "tests.lock"):
         failures = [failure for _, failure in build(recipes) if failure]
-    assert not failures, "\n".join(failures)
+    if failures:
+        raise AssertionError("\n".join(failures))
 
 
 def _calls(entry: Entry, device: str) -> Iterator[tuple[Call, Sequence[str]]]:
