@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -18,8 +19,9 @@ from tileops.core import program, workloads
 from tileops.core.accuracy import collect, verify
 from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
+from tileops.core.choice import Choice
 from tileops.core.inputs import make_inputs
-from tileops.core.kernel import H200, Device, Kernel
+from tileops.core.kernel import H200, Device, Kernel, static_of
 from tileops.core.testing.programs import compile_all
 from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
@@ -395,3 +397,56 @@ def test_splits_do_not_depend_on_timing(built: None) -> None:
     for _ in range(20):
         for a, b in zip(first, kind.op(*inputs.values()), strict=True):
             assert torch.equal(a, b)
+
+
+def in_parties(call: Call, device: Device) -> list[gqa_prefill.Config]:
+    """The default, and the configs that differ from it in nothing but who is next."""
+    best, *others = PREFILL.configs(call, device)
+    wanted = [attrs.evolve(best, schedule=schedule, heads="party") for schedule in ("static", "counter")]
+    return [best, *(c for c in others if c in wanted)]
+
+
+def test_parties_are_candidates_behind_the_default() -> None:
+    best, *parties = in_parties(CAUSAL.call(4, 4096, 4096), H200)
+    assert best.heads == "all"
+    assert {c.schedule for c in parties} == {"static", "counter"}
+
+
+def test_a_program_with_parties_compiles(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))
+    call = CAUSAL.call(4, 4096, 4096)
+    config = next(c for c in in_parties(call, H200) if c.schedule == "counter")
+    recipe = gpu.recipe_of(Choice(PREFILL, config, {}, ()), call, H200, cuda.target(H200))
+    assert program.compile_only(recipe).is_file()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("batch", "heads", "heads_kv", "s_q", "s_kv"),
+    [(4, 40, 20, 200, 4096), (1, 8, 8, 3000, 16384), (3, 6, 2, 129, 700), (1, 16, 16, 4096, 8192)],
+    ids=["uneven", "a-head-each", "one-party", "many-tiles"],
+)
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_parties_give_the_same_bits(
+    batch: int, heads: int, heads_kv: int, s_q: int, s_kv: int, is_causal: bool
+) -> None:
+    """What is next changes no tile; each of them is done once, and none is left out."""
+    op = GQADenseFwdOp(is_causal=is_causal, return_lse=True)
+    shapes = (batch, s_q, heads, 128), (batch, s_kv, heads_kv, 128), (batch, s_kv, heads_kv, 128)
+    inputs = [torch.randn(shape, device="cuda").bfloat16() for shape in shapes]
+    call = op.bind(*inputs)
+    bounds = gpu.intervals(call, static_of(checker_of(call.entry), call))
+    last = SimpleNamespace(run=None, settle=lambda plan, inputs: None)
+
+    def poisoned(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device="cuda").fill_(float("nan"))
+
+    def run(config: gqa_prefill.Config) -> list[Tensor]:
+        choice = Choice(PREFILL, config, {}, ())
+        plan = gpu.planned(cuda, call, gpu.bucketed(call), bounds, choice, 0, poisoned, last)
+        return [x.view(torch.uint8) for x in plan.launch(*inputs, None, None, None, None, None)]
+
+    best, *parties = in_parties(gpu.bucketed(call), cuda.device(0))
+    expected = run(best)
+    for config in parties:
+        assert all(map(torch.equal, run(config), expected)), config
