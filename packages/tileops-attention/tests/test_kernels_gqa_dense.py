@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -21,10 +20,11 @@ from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
 from tileops.core.choice import Choice
 from tileops.core.inputs import make_inputs
-from tileops.core.kernel import H200, Device, Kernel, static_of
+from tileops.core.kernel import H200, Device, Kernel
 from tileops.core.testing.programs import compile_all
 from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
+from tileops.core.tune.measure import launch_of
 
 DECODE, PREFILL, GENERAL = gqa_decode.GQADecode(), gqa_prefill.GQAPrefill(), gqa_general.GQAGeneral()
 KERNELS = (DECODE, PREFILL, GENERAL)
@@ -435,16 +435,10 @@ def test_parties_give_the_same_bits(
     shapes = (batch, s_q, heads, 128), (batch, s_kv, heads_kv, 128), (batch, s_kv, heads_kv, 128)
     inputs = [torch.randn(shape, device="cuda").bfloat16() for shape in shapes]
     call = op.bind(*inputs)
-    bounds = gpu.intervals(call, static_of(checker_of(call.entry), call))
-    last = SimpleNamespace(run=None, settle=lambda plan, inputs: None)
-
-    def poisoned(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device="cuda").fill_(float("nan"))
 
     def run(config: gqa_prefill.Config) -> list[Tensor]:
-        choice = Choice(PREFILL, config, {}, ())
-        plan = gpu.planned(cuda, call, gpu.bucketed(call), bounds, choice, 0, poisoned, last)
-        return [x.view(torch.uint8) for x in plan.launch(*inputs, None, None, None, None, None)]
+        launch = launch_of(cuda, call, Choice(PREFILL, config, {}, ()), 0, poisoned=True)
+        return [x.view(torch.uint8) for x in launch(*inputs, None, None, None, None, None)]
 
     best, *parties = in_parties(gpu.bucketed(call), cuda.device(0))
     expected = run(best)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -14,8 +13,8 @@ from tileops.core import accuracy, program
 from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call
 from tileops.core.choice import Choice
-from tileops.core.kernel import H200, Kernel, static_of
-from tileops.core.torch_ops import checker_of
+from tileops.core.kernel import H200, Kernel
+from tileops.core.tune.measure import launch_of
 from tileops.norm import RMSNormFwdOp
 from tileops.norm.kernels.rms_norm import RMSNormRows
 from tileops.norm.kernels.rms_norm_walk import RESERVED, Config, RMSNormWalk, configs, excluded
@@ -145,26 +144,13 @@ def normal(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, device=DEVICE).to(dtype)
 
 
-def poisoned(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=DEVICE).fill_(NAN)
-
-
-def run(choice: Choice, op: RMSNormFwdOp, *inputs: Tensor | None) -> Any:
-    """What one kernel with one config gives, into outputs that hold NaN."""
-    call = op.bind(*inputs)
-    bounds = gpu.intervals(call, static_of(checker_of(call.entry), call))
-    last = SimpleNamespace(run=None, settle=lambda plan, inputs: None)
-    plan = gpu.planned(cuda, call, gpu.bucketed(call), bounds, choice, 0, poisoned, last)
-    return plan.launch(*inputs)
-
-
 def held(op: RMSNormFwdOp, x: Tensor, weight: Tensor | None = None, config: Config | None = None) -> Any:
     """Results of a config, by default the default, with the bits of RMSNormRows' default."""
     call = op.bind(x, weight)
     device = cuda.device(0)
     config = config or next(RMSNormWalk().configs(call, device))
     rows = choice_of(next(RMSNormRows().configs(call, device)), RMSNormRows())
-    found, expected = run(choice_of(config), op, x, weight), run(rows, op, x, weight)
+    found, expected = (launch_of(cuda, call, c, 0, poisoned=True)(x, weight) for c in (choice_of(config), rows))
     for got, wanted in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, expected)), strict=True):
         assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)), config  # NaN too
     return found

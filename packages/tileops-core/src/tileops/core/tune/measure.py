@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -15,8 +15,11 @@ from torch import Tensor
 from tileops.core import torch_ops
 from tileops.core.accuracy import collect, compare, oracle, terms, yardstick
 from tileops.core.backend import gpu, gpu_backend
+from tileops.core.backend.gpu import Gpu
 from tileops.core.bench.timers import TIMERS, TIMERS_OF, Burst, Calls
 from tileops.core.bench.timing import COOL, copies_for_cold_l2, turns
+from tileops.core.check import Call
+from tileops.core.choice import Choice
 from tileops.core.errors import BackendError, TileOpsError
 from tileops.core.families import op_class
 from tileops.core.inputs import make_inputs
@@ -117,19 +120,25 @@ def _prepared(trial: Trial, held: Held) -> Burst:
     op_class(call.entry)
     backend = gpu_backend(trial.backend)
     assert backend is not None
-    bounds = gpu.intervals(call, static_of(torch_ops.checker_of(call.entry), call))
-    plan = partial(gpu.planned, backend, call, gpu.bucketed(call), bounds, trial.choice, index)
     copies = copies_for_cold_l2(work(call).bytes, backend.device(index).l2_bytes)
     inputs = [make_inputs(call, held.device, seed) for seed in range(copies)]
     with _in_doubt():
-        returned = plan(_poisoned(backend.empty(index)), _nobody()).launch(*inputs[0].values())
+        returned = launch_of(backend, call, trial.choice, index, poisoned=True)(*inputs[0].values())
         torch.get_device_module(held.device).synchronize(held.device)
     verdict = compare(call, collect(call, returned, inputs[0]), *held.truth, held.inputs, held.absolute)
     if not verdict:
         raise Rejected("; ".join(" ".join(f.message.split()) for f in verdict.findings if not f.ok))
     with _in_doubt():
-        launch = plan(backend.empty(index), _nobody()).launch
+        launch = launch_of(backend, call, trial.choice, index)
         return record([partial(launch, *given.values()) for given in inputs], held.device)
+
+
+def launch_of(backend: Gpu, call: Call, choice: Choice, index: int, poisoned: bool = False) -> Callable[..., Any]:
+    """What runs a call by a choice, whatever its op would choose; outputs and workspace may start ``poisoned``."""
+    bounds, empty = gpu.intervals(call, static_of(torch_ops.checker_of(call.entry), call)), backend.empty(index)
+    nobody = SimpleNamespace(run=None, settle=lambda plan, inputs: None)  # to be told of its sizes
+    made = _poisoned(empty) if poisoned else empty
+    return gpu.planned(backend, call, gpu.bucketed(call), bounds, choice, index, made, nobody).launch
 
 
 def record(calls: Calls, device: torch.device) -> Burst:
@@ -140,13 +149,8 @@ def record(calls: Calls, device: torch.device) -> Burst:
     return rough if protocol == PROTOCOL else timer(calls, protocol.calls, device, lambda: None)
 
 
-def _nobody() -> SimpleNamespace:
-    """Whom a launch tells of its sizes."""
-    return SimpleNamespace(run=None, settle=lambda plan, inputs: None)
-
-
 def _poisoned(empty: Any) -> Any:
-    """Outputs and workspace whose memory holds nothing that could pass for a result."""
+    """Memory that holds nothing that could pass for a result."""
 
     def poisoned(size: Any, stride: Any, dtype: Any) -> Tensor:
         made: Tensor = empty(size, stride, dtype)
