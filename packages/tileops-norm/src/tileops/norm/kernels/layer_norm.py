@@ -37,6 +37,8 @@ from tileops.norm.kernels.rows import (
     words,
 )
 
+OTHERS = 28  # registers of a thread for addresses and sums
+
 
 def configs(n: int, dtype: str) -> Iterator[Config]:
     """The configs for rows of a length, the default first: RMSNorm's, where registers suffice for a bias too.
@@ -45,9 +47,11 @@ def configs(n: int, dtype: str) -> Iterator[Config]:
     """
     found = list(rms_norm.configs(n, dtype))
     for config in found[:1]:
-        # Weight and bias are loaded early if two blocks a multiprocessor still have room.
-        early = 3 * held(config, n, dtype) + 48 <= REGISTERS // (2 * config.lanes)
-        found.insert(0, attrs.evolve(config, early=early, resident=1 if early or config.lanes > 512 else 2))
+        # Weight and bias are loaded early where 768 threads a multiprocessor have room for them. Told of fewer blocks
+        # than fit, the compiler takes half as many registers again as it needs, and half the rows are on their way.
+        early = 3 * held(config, n, dtype) + OTHERS <= REGISTERS // 768
+        crowding = (attrs.evolve(config, early=early, resident=r) for r in (8, 5, 4, 3, 2, 1))
+        found = [*(c for c in crowding if excluded(c, n, dtype) is None), *found]
     yield from dict.fromkeys(config for config in found if excluded(config, n, dtype) is None)
 
 
@@ -58,7 +62,7 @@ def held(config: Config, n: int, dtype: str) -> int:
 
 def excluded(config: Config, n: int, dtype: str) -> str | None:
     """Why a config of RMSNorm is left out, or None."""
-    return crowded(config, held(config, n, dtype) * (config.unroll + 2 * config.early) + 28)
+    return crowded(config, held(config, n, dtype) * (config.unroll + 2 * config.early) + OTHERS)
 
 
 class LayerNormRows(Kernel):
