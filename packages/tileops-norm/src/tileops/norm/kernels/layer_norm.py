@@ -14,6 +14,7 @@ from tileops.norm.kernels.rms_norm import Config, row_of
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
+    BUSY,
     PASSES,
     REGISTERS,
     WARP,
@@ -47,9 +48,8 @@ def configs(n: int, dtype: str) -> Iterator[Config]:
     """
     found = list(rms_norm.configs(n, dtype))
     for config in found[:1]:
-        # Weight and bias are loaded early where 768 threads a multiprocessor have room for them. Told of fewer blocks
-        # than fit, the compiler takes half as many registers again as it needs, and half the rows are on their way.
-        early = 3 * held(config, n, dtype) + OTHERS <= REGISTERS // 768
+        early = 3 * held(config, n, dtype) + OTHERS <= REGISTERS // BUSY
+        # Told of fewer blocks than fit, the compiler takes half as many registers again as it needs.
         crowding = (attrs.evolve(config, early=early, resident=r) for r in (8, 5, 4, 3, 2, 1))
         found = [*(c for c in crowding if excluded(c, n, dtype) is None), *found]
     yield from dict.fromkeys(config for config in found if excluded(config, n, dtype) is None)

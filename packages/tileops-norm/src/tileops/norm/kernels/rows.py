@@ -28,6 +28,7 @@ PASSES: Mapping[str, Any] = {"TL_DISABLE_SAFE_MEMORY_ACCESS": True, "TL_DISABLE_
 WARP = 32
 MAX_THREADS, MAX_CLUSTER = 1024, 8  # of a block, and its blocks; larger clusters are not portable
 REGISTERS, MAX_RESIDENT = 65536, 2048  # of a multiprocessor, and its threads
+BUSY = 768  # threads of a multiprocessor that keep enough rows on their way
 ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
 COLUMN_WARPS, COLUMN_ROWS = 16, 8  # warps that share the rows of 32 columns, and rows that a warp loads at once
 _STATISTICS = ("mean", "rstd")  # tensors with one number a row
