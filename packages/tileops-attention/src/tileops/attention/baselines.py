@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -87,6 +88,7 @@ def fa4(call: Any, inputs: Any) -> Callable[[], Any]:
     """FlashAttention-4's SM90 kernels, which split no keys: a decode of few sequences is not what they are for."""
     on_gpu(inputs, "fa4")
     _lacks("flash-attn-4", call, inputs, "ALiBi slopes", "float8")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # else each process compiles anew
     attend = package("flash_attn.cute", "flash-attn-4").flash_attn_func
     q, k, v = (inputs[n] for n in "qkv")
     options = {
