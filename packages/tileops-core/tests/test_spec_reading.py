@@ -393,6 +393,8 @@ def test_an_empty_file_has_no_entries() -> None:
         ("a: 1\n---\nb: 2\n", "S001", "not YAML: but found another document"),
         ("a: \x00\n", "S001", "not YAML: "),
         ("a: \ud800\n", "S001", "not YAML: "),
+        ("a: 1\nb: x\x85y\n", "S001", "not YAML: U+0085 ends a line for some readers and not for others"),
+        ("a: \u2028\n", "S001", "not YAML: U+2028 ends a line"),
         ("[" * 100_000, "S001", "not YAML: "),
         ("- " * 100_000, "S001", "not YAML: "),
         ("x" * 5_000_000, "S001", "a file of 5000000 characters; at most 4194304 are read"),
@@ -406,6 +408,14 @@ def test_an_empty_file_has_no_entries() -> None:
 def test_what_is_no_spec(text: str, code: str, message: str) -> None:
     (fault,) = (d for d in parse_spec(text).diagnostics if d.severity == "error")
     assert (fault.code, fault.message[: len(message)]) == (code, message)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_are_counted_as_editors_do(end: str) -> None:
+    places = [d.place for d in parse_spec(f"A: {{}}{end}{end}A: {{}}{end}").diagnostics if d.code == "S002"]
+    assert [(p.line, p.column) for p in places] == [(3, 1)]
+    (odd,) = parse_spec(f"A: {{}}{end}{end}B: 'x\x85y'{end}").diagnostics
+    assert (odd.place.line, odd.place.column) == (3, 6)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def mutations(draw: st.DrawFn) -> str:
 def hold(text: str) -> None:
     """Only findings come of reading a text, and only SpecErrors of making its rows into calls."""
     file = parse_spec(text)
-    lines = text.split("\n")
+    lines = re.split("\r\n|\r|\n", text)
     assert all(1 <= d.place.line <= len(lines) + 1 for d in file.diagnostics)
     for entry in file.entries.values():
         checker = Checker(entry)

@@ -16,6 +16,7 @@ from tileops.core.spec.model import Text
 Node = yaml.nodes.Node
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 20
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # of YAML 1.1 alone: a line's number would be none that editors show
 
 try:
     _Base: Any = yaml.CSafeLoader
@@ -57,11 +58,16 @@ class Source:
 
     def compose(self, text: str) -> Node | None:
         """The root node, or None where the text is no YAML (which is then among the findings)."""
-        text = text.removeprefix("\ufeff")
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         if len(text) > MAX_BYTES:
             self.found.error(
                 Place(self.path), "S001", f"a file of {len(text)} characters; at most {MAX_BYTES} are read"
             )
+            return None
+        if odd := _LINE_ENDS.search(text):
+            line, start = text.count("\n", 0, odd.start()) + 1, text.rfind("\n", 0, odd.start())
+            what = f"not YAML: U+{ord(odd[0]):04X} ends a line for some readers and not for others"
+            self.found.error(Place(self.path, line, odd.start() - start), "S001", what)
             return None
         try:
             root = yaml.compose(text, Loader=_Loader)
