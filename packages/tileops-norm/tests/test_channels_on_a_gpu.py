@@ -90,7 +90,7 @@ def test_rows_of_both_layouts(op: Any, row: Any, case: Any) -> None:
         held(op(**call.params), tensors[0].to(memory_format=LAST), *tensors[1:])
 
 
-@pytest.mark.parametrize(("i", "L"), enumerate([(2,), (3, 3), (7, 7), (30, 30), (33, 35), (64, 64), (257, 255)]))
+@pytest.mark.parametrize(("i", "L"), [*enumerate([(2,), (3, 3), (7, 7), (30, 30), (33, 35), (64, 64), (257, 255)])])
 @pytest.mark.parametrize(("j", "C", "groups"), [(0, 1, 1), (1, 15, 5), (2, 32, 8), (3, 96, 4), (4, 48, 48)])
 def test_any_size(i: int, j: int, C: int, groups: int, L: tuple[int, ...]) -> None:
     dtype = (F32, F16, BF16)[(i + j) % 3]
