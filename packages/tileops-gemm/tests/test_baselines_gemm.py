@@ -45,29 +45,34 @@ def test_torch(call: Call) -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.id)
 def test_cublaslt_writes_row_major_whatever_the_operands_are(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned: list[Any] = []
+
     class Matmul:
         """The contract of nvmath's: with ``inplace`` the result is c, overwritten."""
 
         def __init__(self, a: Any, b: Any, /, c: Any = None, *, beta: float, options: dict[str, Any]) -> None:
             assert (beta, options) == (0.0, {"inplace": True})
-            self.operands, self.ready = (a, b, c), []
+            self.operands, self.algorithms = (a, b, c), []
 
-        def plan(self) -> None:
-            self.ready.append("plan")
+        def plan(self, algorithms: Any = ("second", "first")) -> None:
+            self.algorithms = list(algorithms)
 
         def autotune(self, iterations: int) -> None:
-            self.ready.append("autotune")
+            tuned.append(self)
+            self.algorithms.sort()
 
         def execute(self) -> Any:
-            assert self.ready == ["plan", "autotune"]
+            assert self.algorithms[0] == "first"
             a, b, c = self.operands
             return torch.mm(a, b, out=c)
 
+    monkeypatch.setattr(baselines, "_quickest", {})
     monkeypatch.setattr(baselines, "on_gpu", lambda inputs, who: None)
     monkeypatch.setattr(baselines, "package", lambda module, distribution: SimpleNamespace(Matmul=Matmul))
     assert right(call, baselines.cublaslt)
     inputs = make_inputs(call)
     assert baselines.cublaslt(call, inputs)().is_contiguous()
+    assert len(tuned) == 1
 
 
 def test_a_package_that_is_not_there_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
