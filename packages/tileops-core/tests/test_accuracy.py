@@ -18,7 +18,6 @@ from tileops.core.accuracy import (
     full_precision,
     measure,
     oracle,
-    terms,
     ulp,
     verify,
     yardstick,
@@ -627,12 +626,15 @@ def test_the_absolute_product_is_the_reference_on_absolute_values():
     assert absolute(call, inputs)["d"][0].eq(0).all()
 
 
-def test_only_where_a_rule_asks_is_the_absolute_product_computed():
+def test_only_where_a_rule_asks_is_the_absolute_product_computed_and_once(monkeypatch):
     call, inputs, _ = product("bfloat16")
-    assert torch.equal(terms(call, inputs)["d"], absolute(call, inputs)["d"])
     plain = attrs.evolve(call, entry=attrs.evolve(call.entry, accuracy=None))
     other = attrs.evolve(call, entry=attrs.evolve(call.entry, accuracy={"d": {"floor": 4, "reason": "a test"}}))
-    assert terms(plain, inputs) is terms(other, inputs) is None
+    results, asked = {"d": inputs["a"] @ inputs["b"]}, []
+    monkeypatch.setattr(accuracy.truth, "absolute", lambda c, i: asked.append(c) or absolute(c, i))
+    for held in (accuracy.judge(c, inputs) for c in (call, plain, other)):
+        assert held(results).error == held(results).error > 0
+    assert asked == [call]
 
 
 @pytest.mark.parametrize("dtype", PLAIN)

@@ -28,6 +28,7 @@ from tileops.core.families import find_entry
 from tileops.core.roofline import Figure, Peak, Profile, Rated
 from tileops.core.workloads import labelled
 from tileops.gemm import GEMMFwdOp
+from tileops.norm import BatchNormFwdOp
 
 OURS_US = 10.0
 UNKNOWN = Figure(None, "unknown", "not asked for here")
@@ -238,6 +239,28 @@ def test_what_a_rival_lacks_or_gets_wrong_is_said_and_our_row_stands(kit: Kit, c
     assert found["wrong"]["reason"].startswith("its error is ")
     assert (row["status"], row["fastest"]) == ("ok", "torch")
     json.dumps(row, allow_nan=False)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_calls_that_write_to_their_inputs_are_verified_on_inputs_of_their_own(kit: Kit, factor: float) -> None:
+    """Running statistics that an earlier call has moved would be another problem."""
+    op = BatchNormFwdOp(training=True)
+    call = attrs.evolve(op.bind((8, 3, 5), (3,), (3,), T="float32"), id="BatchNormFwdOp/small-float32")
+
+    def make(call: Call, inputs: Any) -> Any:
+        x, mean, var = inputs["x"], inputs["running_mean"], inputs["running_var"]
+
+        def run() -> Any:
+            y = torch.nn.functional.batch_norm(x, mean, var, training=True)
+            mean.mul_(factor)
+            return y
+
+        return Timed(run, 12.0)
+
+    kit.rivals = {"torch": make}
+    row = measure(call, kit.bench())
+    assert row["status"] == "ok"
+    assert row["rivals"]["torch"]["status"] == ("ok" if factor == 1 else "failed")
 
 
 def test_a_result_that_is_read_apart_is_not_timed(kit: Kit, call: Call) -> None:

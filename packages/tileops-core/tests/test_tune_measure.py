@@ -174,8 +174,8 @@ def test_one_that_writes_to_its_inputs_leaves_the_next_unharmed(call):
 
 def test_the_truth_and_the_reference_are_made_once_for_a_call(call, monkeypatch):
     made = []
-    oracle, prepared = measure.oracle, measure._prepared
-    monkeypatch.setattr(measure, "oracle", lambda *a: made.append("truth") or oracle(*a))
+    judge, prepared = measure.judge, measure._prepared
+    monkeypatch.setattr(measure, "judge", lambda *a: made.append("truth") or judge(*a))
     monkeypatch.setattr(measure, "_prepared", lambda t, held: made.append(t.choice.config.name) or prepared(t, held))
     ask(call, right)
     ask(call, zeroed, right)

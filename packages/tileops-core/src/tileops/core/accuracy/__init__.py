@@ -41,7 +41,7 @@ The key ``accuracy`` of an entry maps the name of an output or mutated input to 
 from tileops.core.accuracy.measure import Finding
 from tileops.core.accuracy.rules import Tolerance, tolerance, ulp
 from tileops.core.accuracy.truth import Tensors, absolute, collect, full_precision, mutated, oracle, yardstick
-from tileops.core.accuracy.verdict import Verdict, compare, terms, verify
+from tileops.core.accuracy.verdict import Verdict, compare, judge, verify
 
 __all__ = [
     "Finding",
@@ -52,9 +52,9 @@ __all__ = [
     "collect",
     "compare",
     "full_precision",
+    "judge",
     "mutated",
     "oracle",
-    "terms",
     "tolerance",
     "ulp",
     "verify",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import attrs
 import torch
@@ -45,7 +46,13 @@ class Verdict:
 
 def verify(call: Call, inputs: Tensors, results: Tensors) -> Verdict:
     """Hold the results of a call to its entry's reference; the arguments are those of ``compare``."""
-    return compare(call, results, truth.oracle(call, inputs), truth.yardstick(call, inputs), inputs)
+    return judge(call, inputs)(results)
+
+
+def judge(call: Call, inputs: Tensors) -> Callable[[Tensors], Verdict]:
+    """What holds results of a call on these inputs, which must stay as they are, to the truth: it is computed once."""
+    held = truth.oracle(call, inputs), truth.yardstick(call, inputs), inputs, _terms(call, inputs)
+    return lambda results: compare(call, results, *held)
 
 
 def compare(
@@ -54,8 +61,8 @@ def compare(
     """Hold the results of a call to the truth about it.
 
     ``results`` maps each output, and each input that the call mutates, to its tensor after the call (``collect`` makes
-    it); ``inputs`` holds the tensors as they were before. ``absolute`` is what ``terms`` gives, computed where it is
-    needed and isn't given. Raises what the reference raises, never for what is wrong with a result.
+    it); ``inputs`` holds the tensors as they were before. ``absolute`` is computed where a rule needs it and it isn't
+    given. Raises what the reference raises, never for what is wrong with a result.
     """
     device = next((x.device for x in inputs.values() if x is not None), None)
     findings = []
@@ -65,7 +72,7 @@ def compare(
         if finding is None:
             rule = tolerance(call, name)
             if rule.terms and absolute is None:
-                absolute = terms(call, inputs)
+                absolute = truth.absolute(call, inputs)
             product = absolute[name] if rule.terms and absolute else None
             original = inputs[name] if name in call.inputs else None
             finding = Case(name, rule, result, oracle[name], yardstick[name], original, product).find()
@@ -73,7 +80,7 @@ def compare(
     return Verdict(call.id or str(call), tuple(findings))
 
 
-def terms(call: Call, inputs: Tensors) -> Tensors | None:
+def _terms(call: Call, inputs: Tensors) -> Tensors | None:
     """``absolute`` of a call that a rule asks it for, else None."""
     names = (*(n for n, meta in call.outputs.items() if meta is not None), *truth.mutated(call))
     return truth.absolute(call, inputs) if any(tolerance(call, n).terms for n in names) else None

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from tileops.core.accuracy import collect, compare, oracle, terms, yardstick
+from tileops.core.accuracy import collect, judge, mutated
 from tileops.core.backend import gpu_backend
 from tileops.core.bench import nvml, rates
 from tileops.core.bench.host import gpu_cost
@@ -124,13 +124,18 @@ def _verify(row: dict[str, Any], call: Call, inputs: list[Any], bench: Bench) ->
     except TileOpsError as e:
         row |= {"status": "failed", "reason": str(e)}
         return {}
-    truth = oracle(call, inputs[0]), yardstick(call, inputs[0])
-    absolute = terms(call, inputs[0])
 
-    def error(returned: Any) -> float:
-        return compare(call, collect(call, returned, inputs[0]), *truth, inputs[0], absolute).error
+    def anew() -> Any:
+        """The first inputs, as they are before any call, which may write to them."""
+        return make_inputs(call, bench.device, bench.seed) if mutated(call) else inputs[0]
 
-    wrong = error(ours[0]())
+    verdict = judge(call, anew())
+
+    def error(make: Callable[[Any], Callable[[], Any]]) -> float:
+        given = anew()
+        return verdict(collect(call, outputs(make(given)), given)).error
+
+    wrong = error(lambda given: partial(op, *given.values()))
     row["error"] = wrong if math.isfinite(wrong) else None
     if not wrong <= 1:
         row |= {"status": "failed", "reason": "the result is wrong"}
@@ -167,14 +172,14 @@ def floor_us(bench: Bench) -> float:
 
 
 def _verified(
-    make: Any, call: Call, inputs: list[Any], error: Callable[[Any], float]
+    make: Any, call: Call, inputs: list[Any], error: Callable[[Callable[[Any], Callable[[], Any]]], float]
 ) -> tuple[dict[str, Any], Calls | None]:
     """What is known of a rival, and its calls if they can be timed."""
     if isinstance(make, str):
         return {"status": "missing", "reason": make}, None
     try:
+        wrong = error(partial(make, call))
         calls = [make(call, i) for i in inputs]
-        wrong = error(outputs(calls[0]))
     except Missing as e:
         return {"status": "missing", "reason": str(e)}, None
     except Exception as e:  # a rival may fail in any way

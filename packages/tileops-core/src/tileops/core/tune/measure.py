@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tileops.core import torch_ops
-from tileops.core.accuracy import collect, compare, oracle, terms, yardstick
+from tileops.core.accuracy import collect, judge
 from tileops.core.backend import gpu, gpu_backend
 from tileops.core.backend.gpu import Gpu
 from tileops.core.bench.timers import TIMERS, TIMERS_OF, Burst, Calls
@@ -89,9 +89,7 @@ class Held:
         if trial is not None:
             call, self.device = trial.call, torch.device(trial.backend, trial.index)
             torch.get_device_module(self.device).set_device(self.device)
-            self.inputs = make_inputs(call, self.device)
-            self.truth = oracle(call, self.inputs), yardstick(call, self.inputs)
-            self.absolute = terms(call, self.inputs)
+            self.judge = judge(call, make_inputs(call, self.device))
 
     def prepare(self, trial: Trial) -> None:
         """Have a burst of a trial."""
@@ -125,7 +123,7 @@ def _prepared(trial: Trial, held: Held) -> Burst:
     with _in_doubt():
         returned = launch_of(backend, call, trial.choice, index, poisoned=True)(*inputs[0].values())
         torch.get_device_module(held.device).synchronize(held.device)
-    verdict = compare(call, collect(call, returned, inputs[0]), *held.truth, held.inputs, held.absolute)
+    verdict = held.judge(collect(call, returned, inputs[0]))
     if not verdict:
         raise Rejected("; ".join(" ".join(f.message.split()) for f in verdict.findings if not f.ok))
     with _in_doubt():
