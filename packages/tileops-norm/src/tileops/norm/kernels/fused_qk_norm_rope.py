@@ -15,10 +15,11 @@ import tilelang.language as T
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.spec.dtypes import itemsize
-from tileops.norm.kernels.operands import OVERHEAD, read
+from tileops.norm.kernels.operands import read
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
+    OVERHEAD,
     PASSES,
     WARP,
     Place,

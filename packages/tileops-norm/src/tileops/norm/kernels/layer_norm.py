@@ -15,6 +15,7 @@ from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     BUSY,
+    OVERHEAD,
     PASSES,
     REGISTERS,
     WARP,
@@ -26,6 +27,7 @@ from tileops.norm.kernels.rows import (
     clear,
     count,
     crowded,
+    filled,
     flat,
     inverse_sqrt,
     launch,
@@ -38,8 +40,6 @@ from tileops.norm.kernels.rows import (
     words,
 )
 
-OTHERS = 28  # registers of a thread for addresses and sums
-
 
 def configs(n: int, dtype: str) -> Iterator[Config]:
     """The configs for rows of a length, the default first: RMSNorm's, where registers suffice for a bias too.
@@ -48,10 +48,9 @@ def configs(n: int, dtype: str) -> Iterator[Config]:
     """
     found = list(rms_norm.configs(n, dtype))
     for config in found[:1]:
-        early = 3 * held(config, n, dtype) + OTHERS <= REGISTERS // BUSY
-        # Told of fewer blocks than fit, the compiler takes half as many registers again as it needs.
-        crowding = (attrs.evolve(config, early=early, resident=r) for r in (8, 5, 4, 3, 2, 1))
-        found = [*(c for c in crowding if excluded(c, n, dtype) is None), *found]
+        early = 3 * held(config, n, dtype) + OVERHEAD <= REGISTERS // BUSY
+        config = attrs.evolve(config, early=early)
+        found.insert(0, filled(config, registers(config, n, dtype)))
     yield from dict.fromkeys(config for config in found if excluded(config, n, dtype) is None)
 
 
@@ -62,7 +61,12 @@ def held(config: Config, n: int, dtype: str) -> int:
 
 def excluded(config: Config, n: int, dtype: str) -> str | None:
     """Why a config of RMSNorm is left out, or None."""
-    return crowded(config, held(config, n, dtype) * (config.unroll + 2 * config.early) + OTHERS)
+    return crowded(config, registers(config, n, dtype))
+
+
+def registers(config: Config, n: int, dtype: str) -> int:
+    """Of a thread."""
+    return held(config, n, dtype) * (config.unroll + 2 * config.early) + OVERHEAD
 
 
 class LayerNormRows(Kernel):

@@ -10,9 +10,7 @@ import tilelang.language as T
 
 from tileops.core.kernel import Form
 from tileops.norm.kernels.rms_norm import shared
-from tileops.norm.kernels.rows import BUSY, REGISTERS, WARP, crowded, vector, words
-
-OVERHEAD = 28  # registers for addresses and sums
+from tileops.norm.kernels.rows import BUSY, OVERHEAD, REGISTERS, WARP, crowded, filled, vector, words
 
 
 @attrs.frozen
@@ -44,10 +42,8 @@ def configs(n: int, dtype: str, held: int, late: int) -> Iterator[Config]:
     at_start, later = chunks * words(vector(n, dtype), dtype) * held, chunks * late
     early = at_start + later + OVERHEAD <= REGISTERS // BUSY
     deal = Config(lanes, chunks, cluster, threads, early, 2 if lanes <= 512 else 1)
-    # Told of fewer blocks than fit, the compiler takes half as many registers again as it needs. Operands that come
-    # late are all fetched at once, and how many registers that takes is not known here.
-    fitting = (attrs.evolve(deal, resident=r) for r in (8, 5, 4, 3, 2, 1))
-    default = next((c for c in fitting if excluded(c, at_start + later) is None), deal) if early else deal
+    # Operands that come late are all fetched at once, and how many registers that takes is not known here.
+    default = filled(deal, at_start + later + OVERHEAD) if early else deal
     yield default
     for block, soon, resident in itertools.product(
         (128, 256) if lanes <= WARP else (lanes,), (True, False), (1, 2, 3, 4, 5, 8)

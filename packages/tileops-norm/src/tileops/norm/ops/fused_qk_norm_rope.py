@@ -41,4 +41,4 @@ class FusedQKNormRoPEFwdOp(Op):
     def __call__(
         self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos_sin_cache: Tensor, positions: Tensor
     ) -> None:
-        return self.run(qkv, q_weight, k_weight, cos_sin_cache, positions)  # type: ignore[no-any-return] # None
+        return self.run(qkv, q_weight, k_weight, cos_sin_cache, positions)  # type: ignore[no-any-return] # it is None
