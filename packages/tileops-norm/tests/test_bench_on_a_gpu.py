@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -56,7 +55,7 @@ torch.cuda.synchronize()
 """
 
 
-@pytest.mark.skipif(shutil.which("ncu") is None, reason="needs ncu")
+@pytest.mark.nightly  # needs ncu, which comes with the CUDA toolkit
 @pytest.mark.parametrize("which", SHAPES)
 def test_a_kernel_of_torch_takes_what_ncu_says(which: str) -> None:
     """With inputs that come from memory and code that is warm, as ncu sees it where it leaves the caches alone."""
