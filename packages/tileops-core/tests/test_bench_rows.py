@@ -88,8 +88,9 @@ class Kit:
 
             def burst(during: Callable[[], None]) -> Lap:
                 self.time += 0.05
+                begun = self.time
                 during()
-                return Lap(us)
+                return Lap(us + (self.time - begun) * 1e6)
 
             return burst
 
@@ -153,14 +154,25 @@ def test_a_compute_bound_row_has_the_hot_figures_beside_the_cool_ones(kit: Kit, 
     assert (row["rivals"]["torch"]["hot_us"], row["hot_ratio"]) == (24.0, pytest.approx(1.2))
 
 
+def test_a_driver_that_takes_its_time_is_in_no_figure(kit: Kit, call: Call) -> None:
+    def slow() -> nvml.Sample:
+        kit.time += 1e-4
+        return nvml.Sample(1980, 650.0)
+
+    kit.rivals = {"torch": rival(12.0)}
+    row = measure(call, kit.bench(sampler=slow, profile=board(call, 80, "compute")))
+    assert (row["us"]["median"], row["us"]["p90"], row["hot"]["us"]["p90"]) == (10.0, 10.0, 20.0)
+    assert (row["clock_mhz"], row["hot"]["clock_mhz"]) == (1980, 1980)
+
+
 def test_clock_and_power_are_those_of_our_bursts(kit: Kit, call: Call) -> None:
     clocks = iter(range(1700, 1800))
     kit.rivals = {"torch": rival(12.0)}
     sampler = lambda: nvml.Sample(next(clocks), 650.0, ("power cap",))  # noqa: E731
     row = measure(call, kit.bench(profile=board(call, 80, "compute"), sampler=sampler))
-    assert (row["clock_mhz"], row["power_w"], row["throttle"]) == (1704, 650.0, ["power cap"])
-    assert row["hot"]["clock_mhz"] == 1713
-    peak = 4096 * 132 * 1704e6
+    assert (row["clock_mhz"], row["power_w"], row["throttle"]) == (1702, 650.0, ["power cap"])
+    assert row["hot"]["clock_mhz"] == 1707
+    peak = 4096 * 132 * 1702e6
     assert row["percent_at_clock"] == pytest.approx(100 * row["flops"] / 10e-6 / peak)
 
 

@@ -14,7 +14,18 @@ import torch
 
 from tileops.core.bench import timers
 from tileops.core.bench.timers import TIMERS, TIMERS_OF, Lap, union
-from tileops.core.bench.timing import COOL, HOT, Clock, alternate, copies_for_cold_l2, quick, settled, timing
+from tileops.core.bench.timing import (
+    COOL,
+    HOT,
+    SAMPLES,
+    Clock,
+    alternate,
+    copies_for_cold_l2,
+    quick,
+    sampled,
+    settled,
+    timing,
+)
 from tileops.core.errors import BackendError
 
 CPU = torch.device("cpu")
@@ -67,8 +78,14 @@ def test_hot_rounds_have_no_pause(bench: Bench) -> None:
 @pytest.mark.parametrize("protocol", [COOL, HOT])
 def test_the_load_comes_first_by_time(bench: Bench, protocol) -> None:
     begun = []
-    alternate({"A": bench.burst("A", 1000.0)}, protocol, bench.clock, lambda name: begun.append(bench.time))
-    assert begun[0] == pytest.approx(protocol.load + protocol.pause + 0.001, abs=0.002)
+    burst = bench.burst("A", 1000.0)
+
+    def noted(during):
+        begun.append(bench.time)
+        return burst(during)
+
+    laps = alternate({"A": noted}, protocol, bench.clock)["A"]
+    assert begun[-len(laps)] == pytest.approx(protocol.load + protocol.pause, abs=0.002)
     assert protocol.load >= 0.2
 
 
@@ -102,11 +119,9 @@ def test_a_first_look_takes_three_rounds(bench: Bench) -> None:
     assert len(laps["A"]) == 3
 
 
-def test_a_sample_is_taken_while_each_burst_runs(bench: Bench) -> None:
-    sampled = []
-    bursts = {"A": bench.burst("A", 1.0), "B": bench.burst("B", 1.0)}
-    alternate(bursts, attrs.evolve(COOL, load=0.0, least=3, most=3), bench.clock, sampled.append)
-    assert sampled == ["A", "B", "B", "A", "A", "B"]
+def test_samples_are_taken_while_bursts_run_that_do_not_count(bench: Bench) -> None:
+    sampled(bench.burst("A", 1.0), COOL, lambda: bench.said.append("asked"), bench.clock)
+    assert bench.said == ["pause", "A", "asked"] * SAMPLES
 
 
 def test_a_summary_has_median_and_spread() -> None:

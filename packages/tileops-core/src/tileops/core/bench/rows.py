@@ -26,6 +26,7 @@ from tileops.core.bench.timing import (
     Protocol,
     alternate,
     copies_for_cold_l2,
+    sampled,
     settled,
     timing,
 )
@@ -192,15 +193,14 @@ def _verified(
 
 def _cool(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Bench, before: Before) -> None:
     """Ours against each rival, by the timer asked for or, of a rival that it can't time, by another for both."""
-    samples: list[nvml.Sample] = []
     for timer, bursts in _record(row, ours, verified, bench, bench.cool.calls, before).items():
-        laps = alternate(bursts, bench.cool, bench.clock, partial(_sample, bench, samples))
+        laps = alternate(bursts, bench.cool, bench.clock)
         times = {name: timing([lap.us for lap in seen]) for name, seen in laps.items()}
         mine = times.pop(OURS)
         if timer == bench.timer:
             row["us"] = attrs.asdict(mine)
             row["settled"] = all(settled([lap.us for lap in seen]) for seen in laps.values())
-            row |= _spans(laps[OURS]) | nvml.state(samples)
+            row |= _spans(laps[OURS]) | _state(bursts[OURS], bench.cool, bench)
         for name, took in times.items():
             row["rivals"][name] |= {"us": took.median, "ratio": took.median / mine.median}
             if timer != bench.timer:
@@ -210,12 +210,11 @@ def _cool(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: B
 def _hot(row: dict[str, Any], ours: Calls, verified: dict[str, Calls], bench: Bench, before: Before) -> None:
     """The same under load, beside the cool figures, for what the first timer can time."""
     same = {n: calls for n, calls in verified.items() if "us" in row["rivals"][n] and "timer" not in row["rivals"][n]}
-    samples: list[nvml.Sample] = []
     bursts = _record(row, ours, same, bench, bench.hot.calls, before)[bench.timer]
-    laps = alternate(bursts, bench.hot, bench.clock, partial(_sample, bench, samples))
+    laps = alternate(bursts, bench.hot, bench.clock)
     times = {name: timing([lap.us for lap in seen]) for name, seen in laps.items()}
     mine = times.pop(OURS)
-    row["hot"] = {"us": attrs.asdict(mine)} | nvml.state(samples)
+    row["hot"] = {"us": attrs.asdict(mine)} | _state(bursts[OURS], bench.hot, bench)
     for name, took in times.items():
         row["rivals"][name] |= {"hot_us": took.median, "hot_ratio": took.median / mine.median}
 
@@ -250,9 +249,11 @@ def _record(
     return bursts
 
 
-def _sample(bench: Bench, into: list[nvml.Sample], name: str) -> None:
-    if name == OURS and (sample := bench.sampler()) is not None:
-        into.append(sample)
+def _state(burst: Burst, protocol: Protocol, bench: Bench) -> dict[str, Any]:
+    """Clock and power while a burst runs."""
+    samples: list[nvml.Sample | None] = []
+    sampled(burst, protocol, lambda: samples.append(bench.sampler()), bench.clock)
+    return nvml.state([sample for sample in samples if sample is not None])
 
 
 def _spans(laps: list[Lap]) -> dict[str, float]:
