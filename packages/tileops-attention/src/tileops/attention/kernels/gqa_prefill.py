@@ -6,9 +6,8 @@ softmax of the one while the other is in flight; P stays in registers. Blocks go
 cuts are in loops of their own. The next tile's first Q K^T runs under this tile's epilogue.
 
 Tiles: a CTA an SM walks over blocks of queries. Under a mask the longest come first, over all heads, and are dealt out
-back and forth, which is balanced to a percent; tiles in flight still read the same keys within some microseconds, if L2
-holds the keys of all heads. Without one, head follows head, so that its keys and values stay in L2. Between the two,
-heads go in parties of equal size whose keys and values fit in L2 together.
+back and forth, which is balanced to a percent; tiles in flight still read the same keys within some microseconds.
+Without one, head follows head, so that its keys and values stay in L2.
 
 Wins wherever a head has some 64 query rows or more; decode is for fewer.
 
@@ -51,8 +50,7 @@ class Config:
     """The shape of a CTA's work.
 
     ``q_stages`` is the ring of Q, 0 where Q stays in registers. ``schedule`` says how a CTA gets its tiles: ``grid`` is
-    one each, ``static`` by turns, ``counter`` whoever is free. ``heads`` says which are taken together: ``all``, a
-    ``group`` that shares keys, or a ``party`` whose keys and values take two thirds of L2 at most.
+    one each, ``static`` by turns, ``counter`` whoever is free. ``by_head``: head follows head.
     """
 
     block_m: int = 128
@@ -63,7 +61,7 @@ class Config:
     lazy_rescale: bool = True
     staged_store: bool = True
     schedule: str = "static"
-    heads: str = "all"
+    by_head: bool = False
 
     def shared_bytes(self, D: int, D_v: int) -> int:
         """Of Q, O and the rings of 16-bit K and V."""
@@ -99,9 +97,8 @@ def excluded(config: Config, call: Call, device: Device) -> str | None:
 
 
 def differing(config: Config, other: Config) -> int:
-    """In how many of its fields, order of tiles counted once: a search starts near the default."""
-    order = config.schedule != other.schedule and config.heads != other.heads
-    return sum(a != b for a, b in zip(attrs.astuple(config), attrs.astuple(other), strict=True)) - order
+    """In how many of its fields: a search starts near the default."""
+    return sum(a != b for a, b in zip(attrs.astuple(config), attrs.astuple(other), strict=True))
 
 
 class GQAPrefill(Kernel):
@@ -120,7 +117,7 @@ class GQAPrefill(Kernel):
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         best = DEFAULTS[call["D"], call["D_v"]]
         if not call["is_causal"] and call["window_size_right"] < 0:
-            best = attrs.evolve(best, heads="group")  # all tiles are equal
+            best = attrs.evolve(best, by_head=True)  # all tiles are equal
         space = (
             attrs.evolve(
                 best,
@@ -130,20 +127,14 @@ class GQAPrefill(Kernel):
                 lazy_rescale=lazy,
                 staged_store=staged,
                 schedule=schedule,
-                heads=heads,
+                by_head=by_head,
             )
-            for (m, n), q, lazy, staged, (schedule, heads) in product(
+            for (m, n), q, lazy, staged, (schedule, by_head) in product(
                 BLOCKS,
                 (0, 1, 2),
                 (True, False),
                 (True, False),
-                (
-                    ("static", "all"),
-                    ("static", "group"),
-                    ("counter", "all"),
-                    ("counter", "party"),
-                    ("static", "party"),
-                ),
+                (("static", False), ("static", True), ("counter", False)),
             )
         )
         near = sorted((best, *space), key=lambda c: differing(c, best))
@@ -179,10 +170,6 @@ class GQAPrefill(Kernel):
             c.base[0] = scores.first_key(S_q, S_kv)
             c.keys[0] = S_kv - c.base[0]  # that any query sees
             c.off[0] = c.keys[0] - S_q  # where the first query is, from ``base`` on
-            if config.heads == "party":
-                at_once = device.l2_bytes * 2 // 3 // (2 * (D + D_v))  # keys
-                parties = T.ceildiv(T.cast(c.keys[0], "int64") * B * H_kv, at_once)
-                c.party[0] = T.ceildiv(B * H_kv, T.cast(T.max(parties, 1), "int32")) * G
 
         @T.macro
         def locate(c, tile):
@@ -193,16 +180,10 @@ class GQAPrefill(Kernel):
             end = T.alloc_var("int32")
             lo = T.alloc_var("int32")
             hi = T.alloc_var("int32")
-            if config.heads == "group":
+            if config.by_head:  # of a group, whose heads share keys
                 head = T.truncdiv(tile, c.rows[0] * G)
                 row = T.truncdiv(tile - head * c.rows[0] * G, G)
                 head = head * G + T.truncmod(tile, G)
-            elif config.heads == "party":
-                head = T.truncdiv(tile, c.rows[0] * c.party[0]) * c.party[0]
-                party = T.alloc_var("int32")
-                party = T.min(c.party[0], B * H - head)  # the last may be smaller
-                row = T.truncdiv(tile - head * c.rows[0], party)
-                head += tile - head * c.rows[0] - row * party
             else:
                 row = T.truncdiv(tile, B * H)
                 head = tile - row * (B * H)
@@ -525,10 +506,7 @@ class GQAPrefill(Kernel):
             with T.Kernel(CTAS, threads=NC + 128) as bid:
                 tx = T.get_thread_binding()
                 c = SimpleNamespace(
-                    **{
-                        name: T.alloc_local((1,), "int32")
-                        for name in ("ctas", "rows", "tiles", "base", "keys", "off", "party")
-                    }
+                    **{name: T.alloc_local((1,), "int32") for name in ("ctas", "rows", "tiles", "base", "keys", "off")}
                 )
                 s = SimpleNamespace(
                     Q=T.alloc_shared((QST, BM, D), dtype),
