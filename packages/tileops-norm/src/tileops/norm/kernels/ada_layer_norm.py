@@ -43,6 +43,8 @@ from tileops.norm.kernels.rows import (
     words,
 )
 
+LARGEST = float.fromhex("0x1.fffffep127")  # of float32
+
 
 class AdaLayerNormRows(Kernel):
     """Rows in registers, one read and one write of each element of x: wins wherever a row fits.
@@ -268,7 +270,9 @@ class Problem(Rows):
 
     def rstd(self, squares: Any, rest: Any) -> Any:
         """From the sum of squared differences from the mean, and the mean of these differences."""
-        return inverse_sqrt(T.max(squares / T.float32(self.n) - rest * rest, T.float32(0.0)) + T.float32(self.eps))
+        # Where both squares are infinite, so is the variance: no NaN.
+        variance = squares / T.float32(self.n) - T.min(rest * rest, T.float32(LARGEST))
+        return inverse_sqrt(T.max(variance, T.float32(0.0)) + T.float32(self.eps))
 
     def modulated(self, x: Any, mean: Any, rest: Any, rstd: Any, scale: Any, shift: Any, gate: Any) -> Any:
         """One element of y: all in float32, rounded once."""

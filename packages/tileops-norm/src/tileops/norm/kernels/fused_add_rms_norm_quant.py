@@ -28,6 +28,7 @@ from tileops.norm.kernels.rows import (
     clear,
     count,
     flat,
+    inverse_sqrt,
     launch,
     load,
     load_vector,
@@ -140,7 +141,7 @@ class FusedAddRMSNormQuantRows(FusedAdd):
                 rstd[u] = added(acc, u * ACCUMULATORS)
             fold_row(rstd, plus, part, parts, 0, tx, rank, config)
             for u in T.unroll(unroll):
-                rstd[u] = T.rsqrt(rstd[u] / T.float32(p.n) + T.float32(eps))
+                rstd[u] = inverse_sqrt(rstd[u] / T.float32(p.n) + T.float32(eps))
             if t.scale_in is not None:
                 for u in T.unroll(unroll):
                     inverse[u] = T.float32(1) / T.max(flat(scale_in, "float32")[0], T.float32(LEAST_SCALE))

@@ -28,7 +28,7 @@ class RMSNormFwdOp(Op):
     tensor([[1.0000, 1.0000, 1.0000, 1.0000]])
     """
 
-    kernels = ("rms_norm:RMSNormRows", "rms_norm:RMSNormStream", "rms_norm_walk:RMSNormWalk")
+    kernels = ("rms_norm:RMSNormRows", "rms_norm:RMSNormStream")
     normalized_shape: tuple[int, ...]
     eps: float | None = None
     weight_offset: float = 0.0
