@@ -25,8 +25,8 @@ from tileops.norm.kernels.rows import (
     Rows,
     clear,
     crowded,
+    evenly,
     flat,
-    lanes_for,
     load,
     refuse_rows,
     vector,
@@ -59,7 +59,7 @@ class Config:
 
 # Vectors of a block's share of a row, and the most threads that take it: with two tensors to read, half the vectors a
 # thread keep as many bytes on their way as in RMSNorm.
-LADDER = ((64, WARP), (256, 128), (1024, 256))
+LADDER = ((64, WARP), (256, 128), (512, 256))
 MOST = 512  # threads beyond: 1024 leave each too few registers for two tensors
 HELD = 32  # registers for a thread's part of a row; the residual takes as many until it is added
 STEP = 16  # the same where a row is taken in steps
@@ -75,7 +75,7 @@ def configs(n: int, dtype: str, multiple: int = WARP) -> Iterator[Config]:
     vectors, size = n // vec, words(vec, dtype)
     for cluster in (1, 2, 4, MAX_CLUSTER):
         share = -(-vectors // cluster)
-        lanes = lanes_for(share, next((threads for limit, threads in LADDER if share <= limit), MOST))
+        lanes = evenly(share, next((threads for limit, threads in LADDER if share <= limit), MOST))
         lanes = lanes if lanes <= WARP else -(-lanes // multiple) * multiple
         deal = Config(lanes, -(-share // lanes), cluster, threads=max(lanes, 128) if lanes <= WARP else lanes)
         if deal.chunks * size <= HELD:

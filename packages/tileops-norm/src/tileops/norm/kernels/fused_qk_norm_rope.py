@@ -67,7 +67,7 @@ class FusedQKNormRoPEHeads(Kernel):
         deal = Head.of(call["D"], call["R"], call["T"], call.params["rope_layout"])
         lanes = lanes_for(deal.pairs, WARP)
         chunks = -(-deal.pairs // lanes)
-        for threads, resident in itertools.product((128, 256, 64, 512), (1, 2, 4, 8)):
+        for threads, resident in itertools.product((64, 128, 256, 512), (1, 2, 4, 8)):
             config = Config(lanes, chunks, threads, resident)
             if excluded(config, 2 * chunks * deal.vec) is None:
                 yield config

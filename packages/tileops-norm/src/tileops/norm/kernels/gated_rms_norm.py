@@ -51,7 +51,8 @@ class GatedRMSNormRows(Kernel):
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         n, dtype, weight = call["N"], call["T"], call.inputs["weight"]
         assert weight is not None
-        return configs(n, dtype, 2, words(vector(n, dtype), weight.dtype))
+        vec = vector(n, dtype)
+        return configs(n, dtype, 2, words(vec, weight.dtype), more=vec)
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         t, sizes = arguments(static)

@@ -10,14 +10,13 @@ from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels import rms_norm
-from tileops.norm.kernels.rms_norm import Config, row_of
+from tileops.norm.kernels.rms_norm import DEEP, Config, row_of
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     BUSY,
     OVERHEAD,
     PASSES,
-    REGISTERS,
     WARP,
     Deal,
     Rows,
@@ -27,7 +26,6 @@ from tileops.norm.kernels.rows import (
     clear,
     count,
     crowded,
-    filled,
     flat,
     inverse_sqrt,
     launch,
@@ -42,15 +40,15 @@ from tileops.norm.kernels.rows import (
 
 
 def configs(n: int, dtype: str) -> Iterator[Config]:
-    """The configs for rows of a length, the default first: RMSNorm's, where registers suffice for a bias too.
+    """The configs for rows of a length, the default first: as RMSNorm's, where registers suffice for a bias too.
 
     All of them sum a row in one order.
     """
-    found = list(rms_norm.configs(n, dtype))
+    found = list(rms_norm.configs(n, dtype, DEEP))
     for config in found[:1]:
-        early = 3 * held(config, n, dtype) + OVERHEAD <= REGISTERS // BUSY
-        config = attrs.evolve(config, early=early)
-        found.insert(0, filled(config, registers(config, n, dtype)))
+        early, unroll = config.chunks <= 4, config.unroll if config.chunks <= 2 else 1
+        resident = max(BUSY // config.threads, 1)  # told of fewer, the compiler takes more registers than it needs
+        found.insert(0, attrs.evolve(config, early=early, unroll=unroll, resident=resident))
     yield from dict.fromkeys(config for config in found if excluded(config, n, dtype) is None)
 
 
@@ -61,12 +59,8 @@ def held(config: Config, n: int, dtype: str) -> int:
 
 def excluded(config: Config, n: int, dtype: str) -> str | None:
     """Why a config of RMSNorm is left out, or None."""
-    return crowded(config, registers(config, n, dtype))
-
-
-def registers(config: Config, n: int, dtype: str) -> int:
-    """Of a thread."""
-    return held(config, n, dtype) * (config.unroll + 2 * config.early) + OVERHEAD
+    # Of an early weight and bias the compiler fetches late what has no room: that gains all the same.
+    return crowded(config, held(config, n, dtype) * (config.unroll + config.early) + OVERHEAD)
 
 
 class LayerNormRows(Kernel):

@@ -9,8 +9,10 @@ import attrs
 import tilelang.language as T
 
 from tileops.core.kernel import Form
-from tileops.norm.kernels.rms_norm import shared
-from tileops.norm.kernels.rows import BUSY, OVERHEAD, REGISTERS, WARP, crowded, filled, vector, words
+from tileops.norm.kernels.rms_norm import DEEP, shared
+from tileops.norm.kernels.rows import BUSY, OVERHEAD, REGISTERS, WARP, crowded, vector, words
+
+LESS_BUSY = 768  # threads of a multiprocessor, where they need more registers
 
 
 @attrs.frozen
@@ -29,21 +31,20 @@ class Config:
     resident: int
 
 
-def configs(n: int, dtype: str, held: int, late: int) -> Iterator[Config]:
+def configs(n: int, dtype: str, held: int, late: int, more: int = 0) -> Iterator[Config]:
     """The configs for rows of a length, the default first; none for rows that no cluster's registers hold.
 
-    A thread holds ``held`` operands from the start; a vector of the others takes ``late`` registers, and they may come
-    after the sum. All configs sum a row in one order.
+    A thread holds ``held`` operands from the start, and ``more`` registers for each of their vectors; a vector of the
+    others takes ``late`` registers, and they may come after the sum. All configs sum a row in one order.
     """
-    found = shared(n, dtype, held)
+    found = shared(n, dtype, held, DEEP)
     if found is None:
         return
     lanes, chunks, cluster, threads = found
-    at_start, later = chunks * words(vector(n, dtype), dtype) * held, chunks * late
-    early = at_start + later + OVERHEAD <= REGISTERS // BUSY
-    deal = Config(lanes, chunks, cluster, threads, early, 2 if lanes <= 512 else 1)
-    # Operands that come late are all fetched at once, and how many registers that takes is not known here.
-    default = filled(deal, at_start + later + OVERHEAD) if early else deal
+    at_start, later = chunks * (words(vector(n, dtype), dtype) * held + more), chunks * late
+    busy = BUSY if at_start + OVERHEAD <= REGISTERS // BUSY else LESS_BUSY
+    resident = max(busy // threads, 2 if threads <= 512 else 1)
+    default = Config(lanes, chunks, cluster, threads, early=chunks == 1, resident=resident)
     yield default
     for block, soon, resident in itertools.product(
         (128, 256) if lanes <= WARP else (lanes,), (True, False), (1, 2, 3, 4, 5, 8)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -26,6 +26,7 @@ from tileops.norm.kernels.rows import (
     clear,
     count,
     crowded,
+    evenly,
     flat,
     lanes_for,
     launch,
@@ -60,31 +61,35 @@ class Config:
 
 # Vectors of a row, and the most threads that share it: the fastest of several on an H200, from one row to 32768.
 LADDER = ((64, WARP), (256, 128), (2048, 256), (4096, 512), (8192, 1024))
+# The same for rows that are summed twice or have more operands: four vectors a thread, and fewer warps to wait for.
+DEEP = ((128, WARP), (256, 64), (512, 128), (2048, 256), (4096, 512), (8192, 1024))
 HELD = 32  # registers for a thread's part of a row, where 1024 threads share it
 
 
-def shared(n: int, dtype: str, held: int = 1) -> tuple[int, int, int, int] | None:
+def shared(
+    n: int, dtype: str, held: int = 1, ladder: Sequence[tuple[int, int]] = LADDER
+) -> tuple[int, int, int, int] | None:
     """How rows of a length are shared: lanes, chunks, cluster and threads of a config, for all of which it is one.
 
     A thread holds its part of ``held`` of them. None where no cluster's registers do.
     """
     vec = vector(n, dtype)
     vectors, size = n // vec, words(vec, dtype) * held
-    most = next((threads for limit, threads in LADDER if vectors * held <= limit), MAX_THREADS)
+    most = next((threads for limit, threads in ladder if vectors * held <= limit), MAX_THREADS)
     for cluster in (1, 2, 4, MAX_CLUSTER):
         share = -(-vectors // cluster)
         if -(-share // most) * size <= HELD or most < MAX_THREADS:
-            lanes = lanes_for(share, most)
+            lanes = evenly(share, most) if most < MAX_THREADS else lanes_for(share, most)
             return lanes, -(-share // lanes), cluster, max(lanes, 128) if lanes <= WARP else lanes
     return None
 
 
-def configs(n: int, dtype: str) -> Iterator[Config]:
+def configs(n: int, dtype: str, ladder: Sequence[tuple[int, int]] = LADDER) -> Iterator[Config]:
     """The configs for rows of a length, the default first; none for rows that no cluster's registers hold.
 
     All of them sum a row in one order: neither the number of rows nor a tuner has a say in it.
     """
-    found = shared(n, dtype)
+    found = shared(n, dtype, ladder=ladder)
     if found is None:
         return
     deal, size = Config(*found), words(vector(n, dtype), dtype)

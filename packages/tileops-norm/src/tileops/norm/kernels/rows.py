@@ -28,7 +28,7 @@ PASSES: Mapping[str, Any] = {"TL_DISABLE_SAFE_MEMORY_ACCESS": True, "TL_DISABLE_
 WARP = 32
 MAX_THREADS, MAX_CLUSTER = 1024, 8  # of a block, and its blocks; larger clusters are not portable
 REGISTERS, MAX_RESIDENT = 65536, 2048  # of a multiprocessor, and its threads
-BUSY = 768  # threads of a multiprocessor that keep enough rows on their way
+BUSY = 1024  # threads of a multiprocessor that keep enough rows on their way
 OVERHEAD = 28  # registers of a thread for addresses and sums, where a row has several operands
 ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
 COLUMN_WARPS, COLUMN_ROWS = 16, 8  # warps that share the rows of 32 columns, and rows that a warp loads at once
@@ -96,6 +96,13 @@ def lanes_for(vectors: int, most: int) -> int:
     return -(-vectors // -(-vectors // most) // WARP) * WARP
 
 
+def evenly(vectors: int, most: int) -> int:
+    """As ``lanes_for``, but up to a third fewer if all of them then take the same: no access needs a guard."""
+    least = -(-vectors // most)
+    exact = (n for n in range(least, least + least // 2 + 1) if vectors % (n * WARP) == 0)
+    return next((vectors // n for n in exact), lanes_for(vectors, most))
+
+
 def crowded(config: Any, registers: int) -> str | None:
     """Why no multiprocessor has room for a config whose threads take so many registers, or None."""
     if config.threads * config.resident > MAX_RESIDENT:
@@ -103,15 +110,6 @@ def crowded(config: Any, registers: int) -> str | None:
     if registers > min(255, REGISTERS // (config.threads * config.resident)):
         return "more registers than a thread has"
     return None
-
-
-def filled(config: Any, registers: int) -> Any:
-    """The config with as many resident blocks as have room, if a thread takes so many registers.
-
-    Told of fewer, the compiler takes half as many again as it needs.
-    """
-    found = (attrs.evolve(config, resident=blocks) for blocks in (8, 5, 4, 3, 2))
-    return next((c for c in found if crowded(c, registers) is None), attrs.evolve(config, resident=1))
 
 
 @attrs.frozen
