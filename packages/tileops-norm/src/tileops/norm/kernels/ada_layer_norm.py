@@ -2,9 +2,6 @@
 
 What conditions a row is found by its leading axes, which broadcast: all tokens of a sequence read the same row of scale
 and shift, which stays in the caches.
-
-Where a row lies far from zero its mean has few digits left. So the differences from it are summed beside their squares:
-their mean is what the mean lacks, and is taken off, too.
 """
 
 from collections.abc import Iterator
@@ -20,38 +17,32 @@ from tileops.norm.kernels.rows import (
     ARCHS,
     PASSES,
     WARP,
+    Centred,
     Deal,
-    Rows,
     StreamConfig,
     added,
     arguments,
     clear,
     count,
     flat,
-    give_block,
-    give_row,
     inverse_sqrt,
     launch,
     load,
-    meet,
     refuse_rows,
+    square,
     sum_block,
     sum_row,
-    take_block,
-    take_row,
     vector,
     words,
 )
-
-LARGEST = float.fromhex("0x1.fffffep127")  # of float32
 
 
 class AdaLayerNormRows(Kernel):
     """Rows in registers, one read and one write of each element of x: wins wherever a row fits.
 
-    A row is shared by some lanes of a warp, by a block, or by a cluster of up to 8 blocks. Its mean comes first, and
-    then the sums of the differences from it and of their squares, all from registers. Where registers allow, scale,
-    shift and gate are loaded while the row is on its way.
+    A row is shared by some lanes of a warp, by a block, or by a cluster of up to 8 blocks. The variance is that of the
+    centred row, in a second sum over the same registers. Short rows' scale, shift and gate are loaded while the row is
+    on its way.
     """
 
     archs = ARCHS
@@ -91,15 +82,14 @@ class AdaLayerNormRows(Kernel):
                 gate_raw = T.alloc_local((operand,), p.dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
-                acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
-                difference = T.alloc_local((1,), "float32")
-                mean = T.alloc_local((1,), "float32")
-                rest = T.alloc_local((1,), "float32")
-                rstd = T.alloc_local((1,), "float32")
-                part = T.alloc_shared((3, config.threads // WARP), "float32")
-                parts = T.alloc_shared((3, cluster, config.threads // WARP), "float32")
+                first = T.alloc_local((1,), "float32")
+                offset = T.alloc_local((1,), "float32")
+                total = T.alloc_local((1,), "float32")
+                part = T.alloc_shared((2, config.threads // WARP), "float32")
+                parts = T.alloc_shared((2, cluster, config.threads // WARP), "float32")
                 if cluster > 1:
                     T.cluster_arrive_relaxed()
+                clear(first, 1)
                 if deal.ragged or not exact:
                     clear(raw, held)
                 row[0] = block // cluster * at_once + tx // config.lanes
@@ -110,36 +100,31 @@ class AdaLayerNormRows(Kernel):
                     start[3] = p.gate.start(row[0], sizes)
                 if exact or row[0] < rows:
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank)
+                    first[0] = T.cast(flat(x, p.dtype)[start[0] * p.place.unit], "float32")
                     if early:
                         load(scale_raw, 0, flat(scale, p.dtype), start[1], p.scale.unit, deal, lane, rank)
                         load(shift_raw, 0, flat(shift, p.dtype), start[2], p.shift.unit, deal, lane, rank)
                         if p.gate is not None:
                             load(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, deal, lane, rank)
                 clear(acc, ACCUMULATORS)
-                for i in T.unroll(held):
-                    acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
-                mean[0] = added(acc)
-                if cluster > 1:
-                    T.cluster_wait()
-                sum_row(mean, 1, part, parts, 0, tx, config, rank)
-                mean[0] = mean[0] / T.float32(p.n)
-                clear(acc, ACCUMULATORS)
-                clear(acc_rest, ACCUMULATORS)
                 for i in T.unroll(deal.chunks):
                     if deal.has(deal.chunk(i, lane, rank)):
                         for v in T.unroll(p.vec):
-                            difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
-                            acc[v % ACCUMULATORS] += difference[0] * difference[0]
-                            acc_rest[v % ACCUMULATORS] += difference[0]
-                rstd[0] = added(acc)
-                rest[0] = added(acc_rest)
-                give_row(rstd, 1, part, parts, 1, tx, config, rank)
-                give_row(rest, 1, part, parts, 2, tx, config, rank)
-                meet(config)
-                take_row(rstd, part, parts, 1, tx, config)
-                take_row(rest, part, parts, 2, tx, config)
-                rest[0] = rest[0] / T.float32(p.n)
-                rstd[0] = p.rstd(rstd[0], rest[0])
+                            acc[v % ACCUMULATORS] += p.left(raw[i * p.vec + v], first[0])
+                total[0] = added(acc)
+                if cluster > 1:
+                    T.cluster_wait()
+                sum_row(total, 1, part, parts, 0, tx, config, rank)
+                offset[0] = total[0] / T.float32(p.n)
+                first[0] = p.known(first[0], offset[0])
+                clear(acc, ACCUMULATORS)
+                for i in T.unroll(deal.chunks):
+                    if deal.has(deal.chunk(i, lane, rank)):
+                        for v in T.unroll(p.vec):
+                            acc[v % ACCUMULATORS] += square(p.centred(raw[i * p.vec + v], first[0], offset[0]))
+                total[0] = added(acc)
+                sum_row(total, 1, part, parts, 1, tx, config, rank)
+                total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
                 if exact or row[0] < rows:
                     for i in T.unroll(deal.chunks):
                         chunk = deal.chunk(i, lane, rank)
@@ -152,10 +137,7 @@ class AdaLayerNormRows(Kernel):
                                     read(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, chunk * p.vec, p.vec)
                             for v in T.vectorized(p.vec):
                                 out[v] = p.modulated(
-                                    raw[i * p.vec + v],
-                                    mean[0],
-                                    rest[0],
-                                    rstd[0],
+                                    p.centred(raw[i * p.vec + v], first[0], offset[0]) * total[0],
                                     scale_raw[at + v],
                                     shift_raw[at + v],
                                     None if p.gate is None else gate_raw[at + v],
@@ -195,45 +177,37 @@ class AdaLayerNormStream(Kernel):
                 gate_raw = T.alloc_local((p.vec,), p.dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
-                acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
-                difference = T.alloc_local((1,), "float32")
-                mean = T.alloc_local((1,), "float32")
-                rest = T.alloc_local((1,), "float32")
-                rstd = T.alloc_local((1,), "float32")
-                part = T.alloc_shared((3, warps), "float32")
+                first = T.alloc_local((1,), "float32")
+                offset = T.alloc_local((1,), "float32")
+                total = T.alloc_local((1,), "float32")
+                part = T.alloc_shared((2, warps), "float32")
                 start[0] = p.place.start(block, sizes)
                 start[1] = p.scale.start(block, sizes)
                 start[2] = p.shift.start(block, sizes)
                 if p.gate is not None:
                     start[3] = p.gate.start(block, sizes)
+                first[0] = T.cast(flat(x, p.dtype)[start[0] * p.place.unit], "float32")
                 clear(acc, ACCUMULATORS)
-                for step in T.serial(deal.parts):
-                    clear(raw, held)
-                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                    for i in T.unroll(held):
-                        acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
-                mean[0] = added(acc)
-                sum_block(mean, part, 0, tx, warps)
-                mean[0] = mean[0] / T.float32(p.n)
-                clear(acc, ACCUMULATORS)
-                clear(acc_rest, ACCUMULATORS)
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     for i in T.unroll(deal.chunks):
                         if deal.has(deal.chunk(i, tx, step)):
                             for v in T.unroll(p.vec):
-                                difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
-                                acc[v % ACCUMULATORS] += difference[0] * difference[0]
-                                acc_rest[v % ACCUMULATORS] += difference[0]
-                rstd[0] = added(acc)
-                rest[0] = added(acc_rest)
-                give_block(rstd, part, 1, tx)
-                give_block(rest, part, 2, tx)
-                T.sync_threads()
-                take_block(rstd, part, 1, tx, warps)
-                take_block(rest, part, 2, tx, warps)
-                rest[0] = rest[0] / T.float32(p.n)
-                rstd[0] = p.rstd(rstd[0], rest[0])
+                                acc[v % ACCUMULATORS] += p.left(raw[i * p.vec + v], first[0])
+                total[0] = added(acc)
+                sum_block(total, part, 0, tx, warps)
+                offset[0] = total[0] / T.float32(p.n)
+                first[0] = p.known(first[0], offset[0])
+                clear(acc, ACCUMULATORS)
+                for step in T.serial(deal.parts):
+                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
+                    for i in T.unroll(deal.chunks):
+                        if deal.has(deal.chunk(i, tx, step)):
+                            for v in T.unroll(p.vec):
+                                acc[v % ACCUMULATORS] += square(p.centred(raw[i * p.vec + v], first[0], offset[0]))
+                total[0] = added(acc)
+                sum_block(total, part, 1, tx, warps)
+                total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     for i in T.unroll(deal.chunks):
@@ -245,10 +219,7 @@ class AdaLayerNormStream(Kernel):
                                 read(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, chunk * p.vec, p.vec)
                             for v in T.vectorized(p.vec):
                                 out[v] = p.modulated(
-                                    raw[i * p.vec + v],
-                                    mean[0],
-                                    rest[0],
-                                    rstd[0],
+                                    p.centred(raw[i * p.vec + v], first[0], offset[0]) * total[0],
                                     scale_raw[v],
                                     shift_raw[v],
                                     None if p.gate is None else gate_raw[v],
@@ -259,7 +230,7 @@ class AdaLayerNormStream(Kernel):
         return main
 
 
-class Problem(Rows):
+class Problem(Centred):
     """What the programs take from a call."""
 
     def __init__(self, static: Static) -> None:
@@ -268,14 +239,7 @@ class Problem(Rows):
         self.scale, self.shift, self.gate = (form and Broadcast.of(form, self.leading, self.vec) for form in operands)
         self.eps = static["eps"]
 
-    def rstd(self, squares: Any, rest: Any) -> Any:
-        """From the sum of squared differences from the mean, and the mean of these differences."""
-        # Where both squares are infinite, so is the variance: no NaN.
-        variance = squares / T.float32(self.n) - T.min(rest * rest, T.float32(LARGEST))
-        return inverse_sqrt(T.max(variance, T.float32(0.0)) + T.float32(self.eps))
-
-    def modulated(self, x: Any, mean: Any, rest: Any, rstd: Any, scale: Any, shift: Any, gate: Any) -> Any:
+    def modulated(self, xhat: Any, scale: Any, shift: Any, gate: Any) -> Any:
         """One element of y: all in float32, rounded once."""
-        y = (T.cast(x, "float32") - mean - rest) * rstd * (T.float32(1.0) + T.cast(scale, "float32"))
-        y = y + T.cast(shift, "float32")
+        y = xhat * (T.float32(1.0) + T.cast(scale, "float32")) + T.cast(shift, "float32")
         return T.cast(y if gate is None else y * T.cast(gate, "float32"), self.dtype)

@@ -18,8 +18,8 @@ from tileops.norm.kernels.rows import (
     OVERHEAD,
     PASSES,
     WARP,
+    Centred,
     Deal,
-    Rows,
     StreamConfig,
     added,
     arguments,
@@ -32,6 +32,7 @@ from tileops.norm.kernels.rows import (
     load,
     load_vector,
     refuse_rows,
+    square,
     sum_block,
     sum_row,
     vector,
@@ -67,8 +68,7 @@ class LayerNormRows(Kernel):
     """Rows in registers, one read and one write of each element: wins wherever a row fits.
 
     A row is shared by some lanes of a warp, by a block or, beyond 128 KB, by a cluster of up to 8 blocks. The variance
-    is that of the centred row, in a second sum over the same registers. Both sums are of what is left of x without the
-    row's first element, which keeps a constant row exact and the digits of one far from 0.
+    is that of the centred row, in a second sum over the same registers.
     """
 
     archs = ARCHS
@@ -137,7 +137,7 @@ class LayerNormRows(Kernel):
                     for i in T.unroll(deal.chunks):
                         if deal.has(deal.chunk(i, lane, rank)):
                             for v in T.unroll(p.vec):
-                                acc[(i * p.vec + v) % ACCUMULATORS] += left(raw[u * held + i * p.vec + v], first[u])
+                                acc[(i * p.vec + v) % ACCUMULATORS] += p.left(raw[u * held + i * p.vec + v], first[u])
                     total[u] = added(acc)
                 if cluster > 1:
                     T.cluster_wait()
@@ -145,12 +145,13 @@ class LayerNormRows(Kernel):
                 anew(raw)
                 for u in T.unroll(unroll):
                     shift[u] = total[u] / T.float32(p.n)
+                    first[u] = p.known(first[u], shift[u])
                     clear(acc, ACCUMULATORS)
                     for i in T.unroll(deal.chunks):
                         if deal.has(deal.chunk(i, lane, rank)):
                             for v in T.unroll(p.vec):
                                 acc[(i * p.vec + v) % ACCUMULATORS] += square(
-                                    left(raw[u * held + i * p.vec + v], first[u]) - shift[u]
+                                    p.centred(raw[u * held + i * p.vec + v], first[u], shift[u])
                                 )
                     total[u] = added(acc)
                 sum_row(total, unroll, part, parts, 1, tx, config, rank)
@@ -160,7 +161,7 @@ class LayerNormRows(Kernel):
                     if exact or row[u] < rows:
                         if t.rstd is not None:
                             if lane + rank == 0:
-                                flat(mean, "float32")[T.cast(row[u], "int64")] = first[u] + shift[u]
+                                flat(mean, "float32")[T.cast(row[u], "int64")] = p.mean(first[u], shift[u])
                                 flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
                         for i in T.unroll(deal.chunks):
                             chunk = deal.chunk(i, lane, rank)
@@ -172,7 +173,7 @@ class LayerNormRows(Kernel):
                                     load_vector(offset, bias, p.bias_dtype, p.vec, chunk)
                                 for v in T.vectorized(p.vec):
                                     out[v] = p.affine(
-                                        (left(raw[u * held + i * p.vec + v], first[u]) - shift[u]) * total[u],
+                                        p.centred(raw[u * held + i * p.vec + v], first[u], shift[u]) * total[u],
                                         scale[at + v],
                                         offset[at + v],
                                     )
@@ -232,11 +233,11 @@ class LayerNormStream(Kernel):
                         if deal.has(deal.chunk(i, tx, step)):
                             clear(total, 1)
                             for v in T.unroll(p.vec):
-                                total[0] += left(raw[i * p.vec + v], first[0])
+                                total[0] += p.left(raw[i * p.vec + v], first[0])
                             shift[0] = total[0] / T.float32(p.vec)
                             clear(total, 1)
                             for v in T.unroll(p.vec):
-                                total[0] += square(left(raw[i * p.vec + v], first[0]) - shift[0])
+                                total[0] += square(p.left(raw[i * p.vec + v], first[0]) - shift[0])
                             delta[0] = (shift[0] - mine[0]) * (T.float32(p.vec) / (seen[0] + T.float32(p.vec)))
                             deviations[0] += total[0] + delta[0] * (shift[0] - mine[0]) * seen[0]
                             mine[0] += delta[0]
@@ -247,9 +248,10 @@ class LayerNormStream(Kernel):
                 total[0] = deviations[0] + square(mine[0] - shift[0]) * seen[0]
                 sum_block(total, part, 1, tx, warps)
                 total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
+                first[0] = p.known(first[0], shift[0])
                 if t.rstd is not None:
                     if tx == 0:
-                        flat(mean, "float32")[T.cast(block, "int64")] = first[0] + shift[0]
+                        flat(mean, "float32")[T.cast(block, "int64")] = p.mean(first[0], shift[0])
                         flat(rstd, "float32")[T.cast(block, "int64")] = total[0]
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
@@ -262,7 +264,7 @@ class LayerNormStream(Kernel):
                         if deal.has(chunk):
                             for v in T.vectorized(p.vec):
                                 out[v] = p.affine(
-                                    (left(raw[i * p.vec + v], first[0]) - shift[0]) * total[0],
+                                    p.centred(raw[i * p.vec + v], first[0], shift[0]) * total[0],
                                     scale[i * p.vec + v],
                                     offset[i * p.vec + v],
                                 )
@@ -272,7 +274,7 @@ class LayerNormStream(Kernel):
         return main
 
 
-class Problem(Rows):
+class Problem(Centred):
     """What the programs take from a call."""
 
     def __init__(self, static: Static) -> None:
@@ -289,12 +291,3 @@ class Problem(Rows):
         if self.biased:
             xhat = xhat + T.cast(bias, "float32")
         return T.cast(xhat, self.dtype)
-
-
-def left(x: Any, first: Any) -> Any:
-    """What is left of an element without the row's first."""
-    return T.cast(x, "float32") - first
-
-
-def square(value: Any) -> Any:
-    return value * value
