@@ -112,7 +112,7 @@ def alternate(bursts: Mapping[str, Burst], protocol: Protocol, clock: Clock = RE
 
 
 def sampled(burst: Burst, protocol: Protocol, sample: Callable[[], None], clock: Clock = REAL) -> None:
-    """Call ``sample`` while bursts run that count for nothing: to ask the driver takes 100 us of the device's time."""
+    """Call ``sample`` while bursts run that count for nothing: what it costs the device is in no figure."""
     for _ in range(SAMPLES):
         if protocol.pause:
             clock.sleep(protocol.pause)
