@@ -64,7 +64,10 @@ def others(shape: tuple[int, ...], kinds: str, T: torch.dtype, device: str) -> l
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "at-the-end-of-float16": lambda x: x.sign() * (60000 + 1000 * x.abs().clamp(max=5)),
     "of-mean-1e4": lambda x: 1e4 + 0.1 * x,
+    "of-mean-1000": lambda x: 1000 + 0.3 * x,
+    "far-from-their-first": lambda x: x.index_fill(1, torch.tensor([0]), 30000.0),
     "the-same-1234": lambda x: torch.full_like(x, 1234.0),
+    "the-same-3.3": lambda x: torch.full_like(x, 3.3),
     "the-same-1e-7": lambda x: torch.full_like(x, 1e-7),
 }
 

@@ -11,13 +11,13 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
+from tileops.norm.kernels.centred import Centred, centre
 from tileops.norm.kernels.operands import Broadcast, Config, configs, read
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     PASSES,
     WARP,
-    Centred,
     Deal,
     StreamConfig,
     added,
@@ -25,13 +25,12 @@ from tileops.norm.kernels.rows import (
     clear,
     count,
     flat,
-    inverse_sqrt,
+    give_block,
     launch,
     load,
     refuse_rows,
-    square,
     sum_block,
-    sum_row,
+    take_block,
     vector,
     words,
 )
@@ -40,9 +39,9 @@ from tileops.norm.kernels.rows import (
 class AdaLayerNormRows(Kernel):
     """Rows in registers, one read and one write of each element of x: wins wherever a row fits.
 
-    A row is shared by some lanes of a warp, by a block, or by a cluster of up to 8 blocks. The variance is that of the
-    centred row, in a second sum over the same registers. Short rows' scale, shift and gate are loaded while the row is
-    on its way.
+    A row is shared by some lanes of a warp, by a block, or by a cluster of up to 8 blocks. Its mean comes first, and
+    then the sum of its squared differences from it, from registers. Short rows' scale, shift and gate are loaded while
+    the row is on its way.
     """
 
     archs = ARCHS
@@ -81,15 +80,11 @@ class AdaLayerNormRows(Kernel):
                 shift_raw = T.alloc_local((operand,), p.dtype)
                 gate_raw = T.alloc_local((operand,), p.dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
-                acc = T.alloc_local((ACCUMULATORS,), "float32")
-                first = T.alloc_local((1,), "float32")
-                offset = T.alloc_local((1,), "float32")
-                total = T.alloc_local((1,), "float32")
-                part = T.alloc_shared((2, config.threads // WARP), "float32")
-                parts = T.alloc_shared((2, cluster, config.threads // WARP), "float32")
+                mean = T.alloc_local((1,), "float32")
+                rest = T.alloc_local((1,), "float32")
+                rstd = T.alloc_local((1,), "float32")
                 if cluster > 1:
                     T.cluster_arrive_relaxed()
-                clear(first, 1)
                 if deal.ragged or not exact:
                     clear(raw, held)
                 row[0] = block // cluster * at_once + tx // config.lanes
@@ -100,31 +95,12 @@ class AdaLayerNormRows(Kernel):
                     start[3] = p.gate.start(row[0], sizes)
                 if exact or row[0] < rows:
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, lane, rank)
-                    first[0] = T.cast(flat(x, p.dtype)[start[0] * p.place.unit], "float32")
                     if early:
                         load(scale_raw, 0, flat(scale, p.dtype), start[1], p.scale.unit, deal, lane, rank)
                         load(shift_raw, 0, flat(shift, p.dtype), start[2], p.shift.unit, deal, lane, rank)
                         if p.gate is not None:
                             load(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, deal, lane, rank)
-                clear(acc, ACCUMULATORS)
-                for i in T.unroll(deal.chunks):
-                    if deal.has(deal.chunk(i, lane, rank)):
-                        for v in T.unroll(p.vec):
-                            acc[v % ACCUMULATORS] += p.left(raw[i * p.vec + v], first[0])
-                total[0] = added(acc)
-                if cluster > 1:
-                    T.cluster_wait()
-                sum_row(total, 1, part, parts, 0, tx, config, rank)
-                offset[0] = total[0] / T.float32(p.n)
-                first[0] = p.known(first[0], offset[0])
-                clear(acc, ACCUMULATORS)
-                for i in T.unroll(deal.chunks):
-                    if deal.has(deal.chunk(i, lane, rank)):
-                        for v in T.unroll(p.vec):
-                            acc[v % ACCUMULATORS] += square(p.centred(raw[i * p.vec + v], first[0], offset[0]))
-                total[0] = added(acc)
-                sum_row(total, 1, part, parts, 1, tx, config, rank)
-                total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
+                centre(mean, rest, rstd, raw, p, deal, config, 1, tx, lane, rank)
                 if exact or row[0] < rows:
                     for i in T.unroll(deal.chunks):
                         chunk = deal.chunk(i, lane, rank)
@@ -137,7 +113,7 @@ class AdaLayerNormRows(Kernel):
                                     read(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, chunk * p.vec, p.vec)
                             for v in T.vectorized(p.vec):
                                 out[v] = p.modulated(
-                                    p.centred(raw[i * p.vec + v], first[0], offset[0]) * total[0],
+                                    p.without(raw[i * p.vec + v], mean[0], rest[0]) * rstd[0],
                                     scale_raw[at + v],
                                     shift_raw[at + v],
                                     None if p.gate is None else gate_raw[at + v],
@@ -177,37 +153,45 @@ class AdaLayerNormStream(Kernel):
                 gate_raw = T.alloc_local((p.vec,), p.dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
                 acc = T.alloc_local((ACCUMULATORS,), "float32")
-                first = T.alloc_local((1,), "float32")
-                offset = T.alloc_local((1,), "float32")
-                total = T.alloc_local((1,), "float32")
-                part = T.alloc_shared((2, warps), "float32")
+                acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
+                difference = T.alloc_local((1,), "float32")
+                mean = T.alloc_local((1,), "float32")
+                rest = T.alloc_local((1,), "float32")
+                rstd = T.alloc_local((1,), "float32")
+                part = T.alloc_shared((3, warps), "float32")
                 start[0] = p.place.start(block, sizes)
                 start[1] = p.scale.start(block, sizes)
                 start[2] = p.shift.start(block, sizes)
                 if p.gate is not None:
                     start[3] = p.gate.start(block, sizes)
-                first[0] = T.cast(flat(x, p.dtype)[start[0] * p.place.unit], "float32")
                 clear(acc, ACCUMULATORS)
+                for step in T.serial(deal.parts):
+                    clear(raw, held)
+                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
+                    for i in T.unroll(held):
+                        acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
+                mean[0] = added(acc)
+                sum_block(mean, part, 0, tx, warps)
+                mean[0] = mean[0] / T.float32(p.n)
+                clear(acc, ACCUMULATORS)
+                clear(acc_rest, ACCUMULATORS)
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     for i in T.unroll(deal.chunks):
                         if deal.has(deal.chunk(i, tx, step)):
                             for v in T.unroll(p.vec):
-                                acc[v % ACCUMULATORS] += p.left(raw[i * p.vec + v], first[0])
-                total[0] = added(acc)
-                sum_block(total, part, 0, tx, warps)
-                offset[0] = total[0] / T.float32(p.n)
-                first[0] = p.known(first[0], offset[0])
-                clear(acc, ACCUMULATORS)
-                for step in T.serial(deal.parts):
-                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                    for i in T.unroll(deal.chunks):
-                        if deal.has(deal.chunk(i, tx, step)):
-                            for v in T.unroll(p.vec):
-                                acc[v % ACCUMULATORS] += square(p.centred(raw[i * p.vec + v], first[0], offset[0]))
-                total[0] = added(acc)
-                sum_block(total, part, 1, tx, warps)
-                total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
+                                difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
+                                acc[v % ACCUMULATORS] += difference[0] * difference[0]
+                                acc_rest[v % ACCUMULATORS] += difference[0]
+                rstd[0] = added(acc)
+                rest[0] = added(acc_rest)
+                give_block(rstd, part, 1, tx)
+                give_block(rest, part, 2, tx)
+                T.sync_threads()
+                take_block(rstd, part, 1, tx, warps)
+                take_block(rest, part, 2, tx, warps)
+                rest[0] = rest[0] / T.float32(p.n)
+                rstd[0] = p.rstd(rstd[0], rest[0])
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     for i in T.unroll(deal.chunks):
@@ -219,7 +203,7 @@ class AdaLayerNormStream(Kernel):
                                 read(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, chunk * p.vec, p.vec)
                             for v in T.vectorized(p.vec):
                                 out[v] = p.modulated(
-                                    p.centred(raw[i * p.vec + v], first[0], offset[0]) * total[0],
+                                    p.without(raw[i * p.vec + v], mean[0], rest[0]) * rstd[0],
                                     scale_raw[v],
                                     shift_raw[v],
                                     None if p.gate is None else gate_raw[v],
@@ -237,9 +221,8 @@ class Problem(Centred):
         super().__init__(static)
         operands = (static.tensor(name) for name in ("scale", "shift", "gate"))
         self.scale, self.shift, self.gate = (form and Broadcast.of(form, self.leading, self.vec) for form in operands)
-        self.eps = static["eps"]
 
     def modulated(self, xhat: Any, scale: Any, shift: Any, gate: Any) -> Any:
         """One element of y: all in float32, rounded once."""
-        y = xhat * (T.float32(1.0) + T.cast(scale, "float32")) + T.cast(shift, "float32")
+        y = xhat * (T.float32(1) + T.cast(scale, "float32")) + T.cast(shift, "float32")
         return T.cast(y if gate is None else y * T.cast(gate, "float32"), self.dtype)

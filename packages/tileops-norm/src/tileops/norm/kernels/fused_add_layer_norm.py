@@ -5,6 +5,7 @@ from typing import Any
 import tilelang.language as T
 
 from tileops.core.kernel import Device, Static
+from tileops.norm.kernels.centred import Centred
 from tileops.norm.kernels.fused_add import Config, FusedAdd, Sum, add, fetch, fold_row, plus, reload
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
@@ -14,7 +15,6 @@ from tileops.norm.kernels.rows import (
     clear,
     count,
     flat,
-    inverse_sqrt,
     launch,
     load,
     load_vector,
@@ -30,19 +30,18 @@ class FusedAddLayerNormRows(FusedAdd):
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         t, sizes = arguments(static)
-        p, bias_form = Sum(static), static.tensor("bias")
+        p, bias_form = Problem(static), static.tensor("bias")
         assert bias_form is not None
-        shift_dtype, eps = bias_form.dtype, static["eps"]
+        shift_dtype = bias_form.dtype
         deal = config.deal(p.n, p.vec)
         rows = count(p.leading, sizes)
         unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
         at_once = config.threads // config.lanes  # rows of a block that are worked on side by side
         exact = unroll * at_once == 1  # no row of a block is beyond the last
 
-        def scaled(value: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+        def scaled(xhat: Any, weight: Any, bias: Any) -> Any:
             """One element of y: all in float32, rounded once."""
-            normed = (T.cast(value, "float32") - mean) * rstd
-            return T.cast(normed * T.cast(weight, "float32") + T.cast(bias, "float32"), p.dtype)
+            return T.cast(xhat * T.cast(weight, "float32") + T.cast(bias, "float32"), p.dtype)
 
         @T.macro
         def norm(block, x, residual, weight, bias, y, residual_out, mean, rstd):
@@ -57,11 +56,13 @@ class FusedAddLayerNormRows(FusedAdd):
             shift = T.alloc_local((held if config.early else p.vec,), shift_dtype)
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((unroll * ACCUMULATORS,), "float32")
+            acc_rest = T.alloc_local((unroll * ACCUMULATORS,), "float32")
             centre = T.alloc_local((unroll,), "float32")
+            rest = T.alloc_local((unroll,), "float32")
             total = T.alloc_local((unroll,), "float32")
             off = T.alloc_local((1,), "float32")
-            part = T.alloc_shared((2, warps), "float32")
-            parts = T.alloc_shared((2, cluster, warps), "float32")
+            part = T.alloc_shared((2 + p.fine, warps), "float32")
+            parts = T.alloc_shared((2 + p.fine, cluster, warps), "float32")
             if cluster > 1:
                 T.cluster_arrive_relaxed()
             for u in T.unroll(unroll):
@@ -82,6 +83,7 @@ class FusedAddLayerNormRows(FusedAdd):
             for u in T.unroll(unroll):
                 centre[u] = centre[u] / T.float32(p.n)
             clear(acc, unroll * ACCUMULATORS)
+            clear(acc_rest, unroll * ACCUMULATORS)
             for step in T.serial(config.steps):
                 if config.steps > 1:
                     reload(raw, row, x, residual_out, p, deal, sizes, lane, step)
@@ -91,14 +93,20 @@ class FusedAddLayerNormRows(FusedAdd):
                             for v in T.unroll(p.vec):
                                 off[0] = T.cast(raw[u * held + i * p.vec + v], "float32") - centre[u]
                                 acc[u * ACCUMULATORS + (i * p.vec + v) % ACCUMULATORS] += off[0] * off[0]
+                                if p.fine:
+                                    acc_rest[u * ACCUMULATORS + (i * p.vec + v) % ACCUMULATORS] += off[0]
             for u in T.unroll(unroll):
                 total[u] = added(acc, u * ACCUMULATORS)
+                rest[u] = added(acc_rest, u * ACCUMULATORS)
             fold_row(total, plus, part, parts, 1, tx, rank, config)
+            if p.fine:
+                fold_row(rest, plus, part, parts, 2, tx, rank, config)
             for u in T.unroll(unroll):
-                total[u] = inverse_sqrt(total[u] / T.float32(p.n) + T.float32(eps))
+                rest[u] = rest[u] / T.float32(p.n)
+                total[u] = p.rstd(total[u], rest[u])
                 if t.mean is not None:
                     if lane + rank == 0 and (exact or row[u] < rows):
-                        flat(mean, "float32")[T.cast(row[u], "int64")] = centre[u]
+                        flat(mean, "float32")[T.cast(row[u], "int64")] = p.mean(centre[u], rest[u])
                         flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
             for step in T.serial(config.steps):
                 if config.steps > 1:
@@ -114,7 +122,9 @@ class FusedAddLayerNormRows(FusedAdd):
                                 at = i * p.vec if config.early else 0
                                 for v in T.vectorized(p.vec):
                                     out[v] = scaled(
-                                        raw[u * held + i * p.vec + v], centre[u], total[u], scale[at + v], shift[at + v]
+                                        p.without(raw[u * held + i * p.vec + v], centre[u], rest[u]) * total[u],
+                                        scale[at + v],
+                                        shift[at + v],
                                     )
                                 for v in T.vectorized(p.vec):
                                     flat(y, p.dtype)[deal.element(row[u], chunk) + v] = out[v]
@@ -128,3 +138,7 @@ class FusedAddLayerNormRows(FusedAdd):
                 norm(block, x, residual, weight, bias, y, residual_out, mean, rstd)
 
         return main
+
+
+class Problem(Sum, Centred):
+    """What the program takes from a call."""

@@ -8,20 +8,17 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels import rms_norm
+from tileops.norm.kernels.centred import Centred, centre
 from tileops.norm.kernels.rms_norm import DEEP, Config, row_of
 from tileops.norm.kernels.rows import (
-    ACCUMULATORS,
     ARCHS,
     BUSY,
     OVERHEAD,
     PASSES,
     WARP,
-    Centred,
     Deal,
     StreamConfig,
-    added,
     arguments,
     clear,
     count,
@@ -32,9 +29,7 @@ from tileops.norm.kernels.rows import (
     load,
     load_vector,
     refuse_rows,
-    square,
     sum_block,
-    sum_row,
     vector,
     words,
 )
@@ -87,16 +82,10 @@ class LayerNormRows(Kernel):
         p = Problem(static)
         deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
         rows = count(p.leading, sizes)
-        unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
+        unroll, held, cluster = config.unroll, deal.held, config.cluster
         at_once = config.threads // config.lanes  # rows of a block that are worked on side by side
         exact = unroll * at_once == 1  # no row of a block is beyond the last
         kept = held if config.early else p.vec  # elements of weight and bias that a thread holds
-
-        @T.macro
-        def anew(raw):
-            """Make the compiler convert x again: it would hold it in float32, beyond the registers there are."""
-            if p.vec * itemsize(p.dtype) >= 4:
-                T.warpgroup_fence_operand(raw, num_regs=unroll * deal.chunks * words(p.vec, p.dtype))
 
         @T.prim_func
         def main(x: t.x, weight: t.weight, bias: t.bias, y: t.y, mean: t.mean, rstd: t.rstd):
@@ -111,15 +100,11 @@ class LayerNormRows(Kernel):
                 scale = T.alloc_local((kept,), p.weight_dtype)
                 offset = T.alloc_local((kept,), p.bias_dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
-                acc = T.alloc_local((ACCUMULATORS,), "float32")
-                first = T.alloc_local((unroll,), "float32")
-                shift = T.alloc_local((unroll,), "float32")
-                total = T.alloc_local((unroll,), "float32")
-                part = T.alloc_shared((2, warps), "float32")  # a buffer for each of the two sums
-                parts = T.alloc_shared((2, cluster, warps), "float32")
+                middle = T.alloc_local((unroll,), "float32")
+                rest = T.alloc_local((unroll,), "float32")
+                inverse = T.alloc_local((unroll,), "float32")
                 if cluster > 1:
                     T.cluster_arrive_relaxed()
-                clear(first, unroll)
                 if deal.ragged or not exact:
                     clear(raw, unroll * held)
                 for u in T.unroll(unroll):
@@ -127,42 +112,17 @@ class LayerNormRows(Kernel):
                     start[u] = p.place.start(row[u], sizes)
                     if exact or row[u] < rows:
                         load(raw, u * held, flat(x, p.dtype), start[u], p.place.unit, deal, lane, rank)
-                        first[u] = T.cast(flat(x, p.dtype)[start[u] * p.place.unit], "float32")
                 if config.early and p.weighted:
                     load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
                 if config.early and p.biased:
                     load(offset, 0, flat(bias, p.bias_dtype), T.int64(0), p.vec, deal, lane, rank)
+                centre(middle, rest, inverse, raw, p, deal, config, unroll, tx, lane, rank)
                 for u in T.unroll(unroll):
-                    clear(acc, ACCUMULATORS)
-                    for i in T.unroll(deal.chunks):
-                        if deal.has(deal.chunk(i, lane, rank)):
-                            for v in T.unroll(p.vec):
-                                acc[(i * p.vec + v) % ACCUMULATORS] += p.left(raw[u * held + i * p.vec + v], first[u])
-                    total[u] = added(acc)
-                if cluster > 1:
-                    T.cluster_wait()
-                sum_row(total, unroll, part, parts, 0, tx, config, rank)
-                anew(raw)
-                for u in T.unroll(unroll):
-                    shift[u] = total[u] / T.float32(p.n)
-                    first[u] = p.known(first[u], shift[u])
-                    clear(acc, ACCUMULATORS)
-                    for i in T.unroll(deal.chunks):
-                        if deal.has(deal.chunk(i, lane, rank)):
-                            for v in T.unroll(p.vec):
-                                acc[(i * p.vec + v) % ACCUMULATORS] += square(
-                                    p.centred(raw[u * held + i * p.vec + v], first[u], shift[u])
-                                )
-                    total[u] = added(acc)
-                sum_row(total, unroll, part, parts, 1, tx, config, rank)
-                anew(raw)
-                for u in T.unroll(unroll):
-                    total[u] = inverse_sqrt(total[u] / T.float32(p.n) + T.float32(p.eps))
                     if exact or row[u] < rows:
                         if t.rstd is not None:
                             if lane + rank == 0:
-                                flat(mean, "float32")[T.cast(row[u], "int64")] = p.mean(first[u], shift[u])
-                                flat(rstd, "float32")[T.cast(row[u], "int64")] = total[u]
+                                flat(mean, "float32")[T.cast(row[u], "int64")] = p.mean(middle[u], rest[u])
+                                flat(rstd, "float32")[T.cast(row[u], "int64")] = inverse[u]
                         for i in T.unroll(deal.chunks):
                             chunk = deal.chunk(i, lane, rank)
                             if deal.has(chunk):
@@ -173,7 +133,7 @@ class LayerNormRows(Kernel):
                                     load_vector(offset, bias, p.bias_dtype, p.vec, chunk)
                                 for v in T.vectorized(p.vec):
                                     out[v] = p.affine(
-                                        p.centred(raw[u * held + i * p.vec + v], first[u], shift[u]) * total[u],
+                                        p.without(raw[u * held + i * p.vec + v], middle[u], rest[u]) * inverse[u],
                                         scale[at + v],
                                         offset[at + v],
                                     )
@@ -187,7 +147,8 @@ class LayerNormStream(Kernel):
     """A block walks its row twice, for the statistics and to scale it: the last resort, for rows of any length.
 
     A thread merges the mean and the squared deviations of each vector into its own; the threads' are merged by two sums
-    over the block.
+    over the block. All of it is of what is left of x without the row's first element, which keeps the digits of a row
+    far from 0.
     """
 
     archs = ARCHS
@@ -233,11 +194,11 @@ class LayerNormStream(Kernel):
                         if deal.has(deal.chunk(i, tx, step)):
                             clear(total, 1)
                             for v in T.unroll(p.vec):
-                                total[0] += p.left(raw[i * p.vec + v], first[0])
+                                total[0] += left(raw[i * p.vec + v], first[0])
                             shift[0] = total[0] / T.float32(p.vec)
                             clear(total, 1)
                             for v in T.unroll(p.vec):
-                                total[0] += square(p.left(raw[i * p.vec + v], first[0]) - shift[0])
+                                total[0] += square(left(raw[i * p.vec + v], first[0]) - shift[0])
                             delta[0] = (shift[0] - mine[0]) * (T.float32(p.vec) / (seen[0] + T.float32(p.vec)))
                             deviations[0] += total[0] + delta[0] * (shift[0] - mine[0]) * seen[0]
                             mine[0] += delta[0]
@@ -248,10 +209,9 @@ class LayerNormStream(Kernel):
                 total[0] = deviations[0] + square(mine[0] - shift[0]) * seen[0]
                 sum_block(total, part, 1, tx, warps)
                 total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
-                first[0] = p.known(first[0], shift[0])
                 if t.rstd is not None:
                     if tx == 0:
-                        flat(mean, "float32")[T.cast(block, "int64")] = p.mean(first[0], shift[0])
+                        flat(mean, "float32")[T.cast(block, "int64")] = first[0] + shift[0]
                         flat(rstd, "float32")[T.cast(block, "int64")] = total[0]
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
@@ -264,7 +224,7 @@ class LayerNormStream(Kernel):
                         if deal.has(chunk):
                             for v in T.vectorized(p.vec):
                                 out[v] = p.affine(
-                                    p.centred(raw[i * p.vec + v], first[0], shift[0]) * total[0],
+                                    (left(raw[i * p.vec + v], first[0]) - shift[0]) * total[0],
                                     scale[i * p.vec + v],
                                     offset[i * p.vec + v],
                                 )
@@ -282,7 +242,6 @@ class Problem(Centred):
         bias = static.tensor("bias")
         self.biased = bias is not None
         self.bias_dtype = self.dtype if bias is None else bias.dtype
-        self.eps = static["eps"]
 
     def affine(self, xhat: Any, weight: Any, bias: Any) -> Any:
         """One element of y: all in float32, rounded once."""
@@ -291,3 +250,12 @@ class Problem(Centred):
         if self.biased:
             xhat = xhat + T.cast(bias, "float32")
         return T.cast(xhat, self.dtype)
+
+
+def left(x: Any, first: Any) -> Any:
+    """What is left of an element without the row's first."""
+    return T.cast(x, "float32") - first
+
+
+def square(value: Any) -> Any:
+    return value * value

@@ -166,34 +166,6 @@ class Rows:
         self.weight_dtype = (weight or x).dtype
 
 
-class Centred(Rows):
-    """Rows whose mean is taken off, by way of what is left of them without their first element.
-
-    That keeps a constant row exact, and the digits of one far from 0. The mean is ``first + shift``; of 16 bits, whose
-    steps are far wider than its rounding, it is then one number, and ``first``.
-    """
-
-    def __init__(self, static: Static, axes: int = 1) -> None:
-        super().__init__(static, axes)
-        self.fine = self.dtype == "float32"
-
-    def left(self, x: Any, first: Any) -> Any:
-        """What is left of an element without its row's first."""
-        return T.cast(x, "float32") - first
-
-    def known(self, first: Any, shift: Any) -> Any:
-        """What ``first`` is once the mean is known."""
-        return first if self.fine else first + shift
-
-    def centred(self, x: Any, first: Any, shift: Any) -> Any:
-        """An element without its row's mean."""
-        left = self.left(x, first)
-        return left - shift if self.fine else left
-
-    def mean(self, first: Any, shift: Any) -> Any:
-        return first + shift if self.fine else first
-
-
 @attrs.frozen
 class StreamConfig:
     """A block of ``threads`` takes ``chunks`` vectors a thread at once, and its row in as many steps as that needs."""
@@ -255,10 +227,6 @@ def strided(meta: TensorMeta, axes: int) -> bool:
 def flat(tensor: Any, dtype: str) -> Any:
     """A tensor as one axis without end, for offsets of our own."""
     return T.Tensor((T.int64(_ANY_LENGTH),), dtype, tensor.data)
-
-
-def square(value: Any) -> Any:
-    return value * value
 
 
 def inverse_sqrt(x: Any) -> Any:
