@@ -109,6 +109,30 @@ def test_list_of_an_unknown_family() -> None:
     assert "did you mean 'norm'?" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "ops"),
+    [
+        ((), {"GEMMFwdOp", "RMSNormFwdOp", "RMSNormBwdOp"}),
+        (("--family", "norm", "--op", "RMSNormFwdOp", "--op", "GEMMFwdOp"), {"RMSNormFwdOp"}),
+    ],
+)
+def test_programs_are_built_for_chosen_operators(
+    args: tuple[str, ...], ops: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr("tileops.core.testing.programs.recipes", lambda entry, *rest: asked.append(entry.name) or {})
+    assert tileops("cache", "build", "--board", "h200", *args).exit_code == 0
+    assert ops <= {*asked}
+    assert not args or ops == {*asked}
+
+
+@pytest.mark.parametrize(("option", "meant"), [("--family", "norm"), ("--op", "RMSNormFwdOp")])
+def test_programs_are_built_for_no_unknown_name(option: str, meant: str) -> None:
+    result = tileops("cache", "build", "--board", "h200", option, meant + "s")
+    assert result.exit_code == 2
+    assert f"did you mean '{meant}'?" in " ".join(result.stderr.split())
+
+
 def test_show_for_people() -> None:
     page = tileops("show", "GemmFwdOp").stdout
     assert "Mat[trans_a, M, K]" in page

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tileops.core.cli import FAILED, INTERRUPTED, output
-from tileops.core.spec import Entry
 
 if TYPE_CHECKING:
     from tileops.core.cli.rows import Workload
@@ -55,7 +54,7 @@ def command(
     A document that is there already is continued: what was measured from the same sources in the same environment
     stands, but for rows that failed. Ctrl-C keeps what is finished. On a CPU rows are scaled down, to try the way.
     """
-    entries = _entries(names, ops)
+    entries = output.chosen(names, ops)
     import attrs
 
     from tileops.core.bench import document, run
@@ -118,16 +117,6 @@ def select(workloads: Sequence[Workload], labels: Sequence[str], dtypes: Sequenc
         and (not dtypes or {*w.case.values()} & {*dtypes})
     ]
     return list({w.entry.name: w for w in reversed(chosen)}.values())[::-1] if quick else chosen
-
-
-def _entries(names: Sequence[str], ops: Sequence[str]) -> list[Entry]:
-    installed = output.installed().values()
-    families = sorted({e.family for e in installed})
-    for name in names:
-        if name not in families:
-            raise output.no_such("family", name, families)
-    chosen = [output.entry_of(op) for op in ops] if ops else list(installed)
-    return [e for e in chosen if not names or e.family in names]
 
 
 def _compile(recipes: Sequence[Any], console: Any) -> None:

@@ -32,13 +32,15 @@ def clear() -> None:
 
 @command.command("build")
 @click.option("--family", "names", multiple=True, metavar="FAMILY", help="Only this family; repeatable.")
+@click.option("--op", "ops", multiple=True, metavar="OP", help="Only this operator; repeatable.")
 @click.option("--board", type=click.Choice(["h200"]), help="For this board, which need not be here; else for this GPU.")
 @click.option("--workers", type=click.IntRange(1), help="Processes; one for each CPU core if not given.")
-def build_command(names: tuple[str, ...], board: str | None, workers: int | None) -> None:
+def build_command(names: tuple[str, ...], ops: tuple[str, ...], board: str | None, workers: int | None) -> None:
     """Compile the programs of all rows and test cases, as calls on the board choose them.
 
     The folder may then be copied to where they run. What is there already stays; Ctrl-C keeps what is finished.
     """
+    entries = output.chosen(names, ops)
     from tileops.core.backend import cuda, gpu
     from tileops.core.errors import BackendError
     from tileops.core.kernel import H200
@@ -47,7 +49,6 @@ def build_command(names: tuple[str, ...], board: str | None, workers: int | None
     if board is None and (reason := cuda.available()):
         raise BackendError(f"{reason}, or name a --board")
     device, board = (H200, board) if board else (cuda.device(0), gpu.board_at(cuda, 0))
-    entries = [e for e in output.installed().values() if not names or e.family in names]
     wanted = [recipe for entry in entries for recipe in recipes(entry, cuda, device, board).values()]
     failed = 0
     console = output.console()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -59,6 +59,16 @@ def entry_of(name: str) -> Entry:
         return find_entry(name)
     except TileOpsError as e:
         raise click.UsageError(str(e)) from None
+
+
+def chosen(families: Sequence[str], ops: Sequence[str]) -> list[Entry]:
+    """The entries of these families and operators; of all, where none is named."""
+    known = sorted({e.family for e in installed().values()})
+    for name in families:
+        if name not in known:
+            raise no_such("family", name, known)
+    entries = [entry_of(op) for op in ops] if ops else list(installed().values())
+    return [e for e in entries if not families or e.family in families]
 
 
 def no_such(what: str, name: str, known: Collection[str]) -> click.UsageError:
