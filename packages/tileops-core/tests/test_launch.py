@@ -21,6 +21,7 @@ from tileops.core.errors import CaptureError, NoKernelError
 from tileops.core.kernel import ALIGNMENT, H200, Form, Kernel, Scratch, static_of
 from tileops.core.launch import MISS, Interval
 from tileops.core.op import make_op
+from tileops.core.plan import MAX_GUARDS
 from tileops.core.program import Program
 
 SPEC = """
@@ -495,6 +496,41 @@ def test_sizes_that_come_twice_in_a_row_get_a_launch_of_their_own(op_class, reco
     strided = torch.randn(2, 128, 3, 8)[..., :4]
     assert op(strided, *tensors(S=128)[1:]).shape == strided.shape
     assert recorder.launched[-1][0] is strided, "not taken for the packed one of its sizes"
+
+
+def test_a_kind_whose_guard_is_in_front_no_longer_is_known_still(op_class, recorder, monkeypatch):
+    """As in serving: each length comes once for every layer, and has a guard of its very sizes from the second on."""
+    from tileops.core import backend
+
+    made = []
+    monkeypatch.setattr(backend, "plan", lambda *args: made.append(args) or gpu.plan(recorder, *args))
+    op = op_class(scale=4.0)
+    state = op._state
+    for S in range(66, 66 + 2 * MAX_GUARDS, 2):
+        for _ in range(3):
+            op(*tensors(S=S))
+    assert not any(".shape" in source_of(launch) for _, launch in state.guards), "all are of their very sizes"
+    inputs = tensors(B=3, S=120)
+    assert op(*inputs).shape == inputs[0].shape
+    assert recorder.launched[-1][0] is inputs[0]
+    assert ".shape" in source_of(state.guards[0][1])
+    assert len(made) == 1, "nothing was planned but the first call"
+
+
+def test_guards_of_kinds_are_bounded(op_class, recorder, monkeypatch):
+    from tileops.core import backend, plan
+
+    monkeypatch.setattr(backend, "plan", lambda *args: gpu.plan(recorder, *args))
+    monkeypatch.setattr(plan, "MAX_BEHIND", 2)
+    op = op_class(scale=5.0)
+    q, k, w = tensors()
+    strided = q.transpose(1, 2).contiguous().transpose(1, 2)
+    wide = torch.randn(*q.shape[:3], 2 * q.shape[3])[..., : q.shape[3]]
+    for heads in (q, strided, wide):
+        op(heads, k, w)
+    assert len(op._state.behind) == 2
+    op._state.forget()
+    assert not op._state.behind
 
 
 def source_of(launch) -> str:

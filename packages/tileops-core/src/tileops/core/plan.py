@@ -1,8 +1,9 @@
 """What is learnt about the calls of an op value: cached plans, and guards in front of them.
 
 A plan is a checked call bound to what runs it. Eight guards, newest first, recognise the latest calls in one check
-each; a call that comes twice in a row gets one of its very sizes, whose launch has nothing left to read. The plans
-behind them are keyed by every tensor's shape, strides, dtype, device and alignment, and are bounded.
+each; a call that comes twice in a row gets one of its very sizes, whose launch has nothing left to read. Behind them
+are the guards of all kinds of calls whose sizes may change, and then plans that are keyed by every tensor's shape,
+strides, dtype, device and alignment. All are bounded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -29,6 +31,7 @@ from tileops.core.launch import MISS
 from tileops.core.spec import Entry
 
 MAX_GUARDS = 8
+MAX_BEHIND = 64  # guards of kinds
 MAX_PLANS = 1024
 MAX_STATES = 1024
 MAX_SETTLED = 64  # of a plan
@@ -37,6 +40,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 Inputs = tuple[Tensor | None, ...]
+Recognised = tuple[Guard, Callable[..., Any]]  # what runs the calls that a guard lets pass
 
 
 @attrs.frozen(eq=False)
@@ -55,7 +59,7 @@ class Plan:
     moving: tuple[str, ...] = ()
     choice: Any = None
     settle: Callable[[Call], Plan] | None = None
-    settled: dict[Any, tuple[Guard, Callable[..., Any]]] = attrs.field(factory=dict)
+    settled: dict[Any, Recognised] = attrs.field(factory=dict)
 
 
 class Local(threading.local):
@@ -76,7 +80,8 @@ class State:
         self.values = values
         self.params = dict(zip(entry.signature.params, values, strict=True))
         self.operator = torch_ops.operator_of(entry)
-        self.guards: tuple[tuple[Guard, Callable[..., Any]], ...] = ()
+        self.guards: tuple[Recognised, ...] = ()
+        self.behind: tuple[Recognised, ...] = ()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self.kinds: dict[Any, Plan] = {}
         self.tune = False
@@ -99,13 +104,15 @@ class State:
             result = autograd.recorded(self, *inputs)
             self._put_in_front((recording_guard(inputs), partial(autograd.recorded, self)))
             return result
+        if (result := self._of_known_kind(inputs)) is not MISS:
+            return result
         plan = self.plan(inputs)
         self.recognise(inputs, plan)
         return plan.launch(*inputs)
 
     def launched(self, inputs: Inputs) -> Any:
         """A call below autograd, in the schema's form: every output of the entry, absent ones None."""
-        for matches, launch in self.guards:
+        for matches, launch in chain(self.guards, self.behind):
             if matches(*inputs) and (result := launch(*inputs)) is not MISS:
                 assert self.local.run is not None
                 return torch_ops.unpack(result, self.local.run[0].outputs)
@@ -148,7 +155,7 @@ class State:
     def forget(self) -> None:
         """Drop all plans, so that the next calls are planned anew."""
         with self.lock:
-            self.guards = ()
+            self.guards = self.behind = ()
             self.plans.clear()
             self.kinds.clear()
 
@@ -171,8 +178,11 @@ class State:
 
     def recognise(self, inputs: Inputs, plan: Plan) -> None:
         """Put a guard for calls like this one in front."""
-        made = guard(inputs, [plan.forms.get(n) for n in self.entry.signature.inputs])
-        self._put_in_front((made, plan.launch))
+        made = guard(inputs, [plan.forms.get(n) for n in self.entry.signature.inputs]), plan.launch
+        self._put_in_front(made)
+        if plan.moving:
+            with self.lock:
+                self.behind = (made, *self.behind[: MAX_BEHIND - 1])
 
     def settle(self, plan: Plan, inputs: Inputs) -> None:
         """Put a guard for calls of the very sizes of this one in front: it came twice in a row."""
@@ -183,7 +193,16 @@ class State:
             plan.settled[key] = guard(inputs, [None] * len(inputs)), plan.settle(self.bind(inputs)).launch
         self._put_in_front(plan.settled[key])
 
-    def _put_in_front(self, made: tuple[Guard, Callable[..., Any]]) -> None:
+    def _of_known_kind(self, inputs: Inputs) -> Any:
+        """What a call of a kind gives whose guard is in front no longer, and is again then; else MISS."""
+        for known in self.behind:
+            matches, launch = known
+            if matches(*inputs) and (result := launch(*inputs)) is not MISS:
+                self._put_in_front(known)
+                return result
+        return MISS
+
+    def _put_in_front(self, made: Recognised) -> None:
         with self.lock:
             others = [g for g in self.guards if g is not made]
             self.guards = (made, *others[: MAX_GUARDS - 1])

@@ -27,7 +27,7 @@ from tileops.core.torch_ops import checker_of
 from tileops.core.workloads import cases, scaled
 
 ROUNDS, CALLS = 27, 100
-FEWER = {"new_length": 10, "new_bucket": 3}  # calls of those that take a hundred times as long
+FEWER = {"new_plan": 10, "new_bucket": 3}  # calls of those that take a hundred times as long
 
 
 def round_robin(
@@ -95,9 +95,9 @@ def gpu_cost(call: Call, device: str = "cuda") -> dict[str, float]:
     """Microseconds a call of an op on a GPU, by how it is found, and of the first rival that is there.
 
     ``cached`` is the call as users make it, ``unguarded`` the same where torch has no private guard, ``new_length`` one
-    of a kind that is known but for its sizes, ``new_bucket`` one of which only the program is known, ``training`` one
-    that records its gradient. ``<name>_ratio`` is the median over the rounds of its time over the rival's: a host that
-    drifts by half moves both.
+    of a kind whose guard is in front no longer, ``new_plan`` one of a kind that has no guard, ``new_bucket`` one of
+    which only the program is known, ``training`` one that records its gradient. ``<name>_ratio`` is the median over the
+    rounds of its time over the rival's: a host that drifts by half moves both.
     """
     op: Any = op_class(call.entry)(**call.params)
     state, given = op._state, make_inputs(call, device)
@@ -105,17 +105,21 @@ def gpu_cost(call: Call, device: str = "cuda") -> dict[str, float]:
 
     def new_length() -> None:
         state.guards = ()
+        op(*inputs)
+
+    def new_plan() -> None:
+        state.guards = state.behind = ()
         state.plans.clear()
         op(*inputs)
 
     def new_bucket() -> None:
         state.kinds.clear()
-        new_length()
+        new_plan()
 
     cached = partial(op, *inputs)
     ways: dict[str, Callable[[], Any] | None] = {
         "cached": cached, "torch": _first_rival(call, given), "unguarded": cached,
-        "new_length": new_length, "new_bucket": new_bucket,
+        "new_length": new_length, "new_plan": new_plan, "new_bucket": new_bucket,
     }  # fmt: skip
     if call.entry.grad:
         trained = {n: None if x is None else x.clone().requires_grad_() for n, x in given.items()}
@@ -124,7 +128,7 @@ def gpu_cost(call: Call, device: str = "cuda") -> dict[str, float]:
 
     def prepare(name: str) -> None:
         guards.tensor_guards = None if name == "unguarded" else held
-        state.guards = ()
+        state.guards = state.behind = ()
         for plan in state.plans.values():
             plan.settled.clear()
         for _ in range(3):  # the second tells that the sizes stay, the third is recognised by them
