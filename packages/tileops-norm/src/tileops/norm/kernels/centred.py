@@ -20,6 +20,7 @@ from tileops.norm.kernels.rows import (
     words,
 )
 
+FEW = 16  # elements that a thread holds in float32 too
 LARGEST = float.fromhex("0x1.fffffep127")  # of float32
 
 
@@ -99,6 +100,6 @@ def centre(mean, rest, rstd, raw, p, deal, config, unroll, tx, lane, rank):
 
 @T.macro
 def anew(raw, p, deal, unroll):
-    """Make the compiler convert a row again: it would hold it in float32, beyond the registers there are."""
-    if p.vec * itemsize(p.dtype) >= 4:
+    """Make the compiler convert a longer row again: it would hold it in float32, beyond the registers there are."""
+    if p.vec * itemsize(p.dtype) >= 4 and unroll * deal.held > FEW:
         T.warpgroup_fence_operand(raw, num_regs=unroll * deal.chunks * words(p.vec, p.dtype))

@@ -42,7 +42,7 @@ def configs(n: int, dtype: str) -> Iterator[Config]:
     """
     found = list(rms_norm.configs(n, dtype, DEEP))
     for config in found[:1]:
-        early, unroll = config.chunks <= 4, config.unroll if config.chunks <= 2 else 1
+        early, unroll = config.chunks <= 4, config.unroll if config.chunks == 1 else 1
         resident = max(BUSY // config.threads, 1)  # told of fewer, the compiler takes more registers than it needs
         found.insert(0, attrs.evolve(config, early=early, unroll=unroll, resident=resident))
     yield from dict.fromkeys(config for config in found if excluded(config, n, dtype) is None)
