@@ -47,8 +47,9 @@ class Centred(Rows):
     def rstd(self, squares: Any, rest: Any) -> Any:
         """From the sum of squared differences from the mean, and the mean of these differences."""
         variance = squares / T.float32(self.n)
-        if self.fine:  # infinite squares are an infinite variance, and no NaN
-            variance = T.max(variance - T.min(rest * rest, T.float32(LARGEST)), T.float32(0))
+        if self.fine:
+            variance = variance - T.min(rest * rest, T.float32(LARGEST))  # infinite squares leave infinity, and no NaN
+            variance = T.if_then_else(variance < T.float32(0), T.float32(0), variance)  # a maximum would lose a NaN
         return inverse_sqrt(variance + T.float32(self.eps))
 
 
