@@ -407,6 +407,23 @@ def in_other_orders(call: Call, device: Device) -> list[gqa_prefill.Config]:
     return [best, *(c for c in others if c in wanted)]
 
 
+def test_programs_of_other_orders_compile(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))
+    call = CAUSAL.call(4, 4096, 4096)
+    _, *others = in_other_orders(call, H200)
+    assert {(c.schedule, c.by_head) for c in others} == {("static", True), ("counter", False)}
+    for config in others:
+        recipe = gpu.recipe_of(Choice(PREFILL, config, {}, ()), call, H200, cuda.target(H200))
+        assert program.compile_only(recipe).is_file()
+
+
+def test_every_shipped_choice_is_taken() -> None:
+    calls = [gpu.bucketed(call) for call in workloads.calls(GQADenseFwdOp.entry)]
+    choices = [gpu.choose(call, H200, (), "h200") for call in calls]
+    assert not [c.ignored for c in choices if c.ignored]
+    assert {c.source for c in choices} == {"default", "shipped table h200"}
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("batch", "heads", "heads_kv", "s_q", "s_kv"),
