@@ -113,8 +113,8 @@ def gpu_cost(call: Call, device: str = "cuda") -> dict[str, float]:
         op(*inputs)
 
     def new_bucket() -> None:
-        state.kinds.clear()
-        new_plan()
+        state.forget()
+        op(*inputs)
 
     cached = partial(op, *inputs)
     ways: dict[str, Callable[[], Any] | None] = {

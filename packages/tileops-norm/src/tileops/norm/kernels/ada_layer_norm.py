@@ -158,7 +158,7 @@ class AdaLayerNormStream(Kernel):
                 mean = T.alloc_local((1,), "float32")
                 rest = T.alloc_local((1,), "float32")
                 rstd = T.alloc_local((1,), "float32")
-                part = T.alloc_shared((3, warps), "float32")
+                part = T.alloc_shared((2 + p.fine, warps), "float32")
                 start[0] = p.place.start(block, sizes)
                 start[1] = p.scale.start(block, sizes)
                 start[2] = p.shift.start(block, sizes)
@@ -182,14 +182,17 @@ class AdaLayerNormStream(Kernel):
                             for v in T.unroll(p.vec):
                                 difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
                                 acc[v % ACCUMULATORS] += difference[0] * difference[0]
-                                acc_rest[v % ACCUMULATORS] += difference[0]
+                                if p.fine:
+                                    acc_rest[v % ACCUMULATORS] += difference[0]
                 rstd[0] = added(acc)
                 rest[0] = added(acc_rest)
                 give_block(rstd, part, 1, tx)
-                give_block(rest, part, 2, tx)
+                if p.fine:
+                    give_block(rest, part, 2, tx)
                 T.sync_threads()
                 take_block(rstd, part, 1, tx, warps)
-                take_block(rest, part, 2, tx, warps)
+                if p.fine:
+                    take_block(rest, part, 2, tx, warps)
                 rest[0] = rest[0] / T.float32(p.n)
                 rstd[0] = p.rstd(rstd[0], rest[0])
                 for step in T.serial(deal.parts):

@@ -37,6 +37,7 @@ class Centred(Rows):
         self.eps = static["eps"]
 
     def mean(self, mean: Any, rest: Any) -> Any:
+        """As callers get it, in float32."""
         return mean + rest if self.fine else mean
 
     def without(self, x: Any, mean: Any, rest: Any) -> Any:
@@ -55,9 +56,10 @@ class Centred(Rows):
 
 @T.macro
 def centre(mean, rest, rstd, raw, p, deal, config, unroll, tx, lane, rank):
-    """Mean, rest and one over the deviation of each of ``unroll`` rows; ``raw`` has zeros where a row has no elements.
+    """Mean, rest and one over the deviation of ``unroll`` rows, one float32 number a row, in each of its threads.
 
-    The blocks of a cluster must have arrived at its barrier.
+    ``raw`` has a thread's elements of them, zeros where a row has none. The blocks of a cluster must have arrived at
+    its barrier.
     """
     acc = T.alloc_local((ACCUMULATORS,), "float32")
     acc_rest = T.alloc_local((ACCUMULATORS,), "float32")

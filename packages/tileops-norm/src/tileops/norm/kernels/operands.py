@@ -34,7 +34,7 @@ class Config:
 def configs(n: int, dtype: str, held: int, late: int, more: int = 0) -> Iterator[Config]:
     """The configs for rows of a length, the default first; none for rows that no cluster's registers hold.
 
-    A thread holds ``held`` operands from the start, and ``more`` registers for each of their vectors; a vector of the
+    A thread holds ``held`` operands from the start, with ``more`` registers for each vector of a row; a vector of the
     others takes ``late`` registers, and they may come after the sum. All configs sum a row in one order.
     """
     found = shared(n, dtype, held, DEEP)

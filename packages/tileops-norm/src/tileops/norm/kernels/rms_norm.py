@@ -79,6 +79,7 @@ def shared(
     for cluster in (1, 2, 4, MAX_CLUSTER):
         share = -(-vectors // cluster)
         if -(-share // most) * size <= HELD or most < MAX_THREADS:
+            # Of 1024 threads all are needed: fewer would hold more than they can.
             lanes = evenly(share, most) if most < MAX_THREADS else lanes_for(share, most)
             return lanes, -(-share // lanes), cluster, max(lanes, 128) if lanes <= WARP else lanes
     return None
