@@ -198,6 +198,26 @@ def test_tensors_that_stay_in_l2_are_not_bound_by_memory(kit: Kit, call: Call, m
     assert cold["status"] == "failed"
 
 
+def test_a_large_row_that_memory_bounds_stands_beside_a_copy_of_as_many_bytes(
+    kit: Kit, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = []
+    monkeypatch.setattr(rows, "_copy", lambda nbytes, device: copied.append(nbytes) or [Timed(lambda: None, 9.0)])
+    kit.rivals = {"torch": rival(12.0)}
+    small = measure(call, kit.bench(profile=board(call, 80, "memory")))
+    monkeypatch.setattr(rows, "COPIED_FROM", small["bytes"])
+    computes, large = (measure(call, kit.bench(profile=board(call, 80, by))) for by in ("compute", "memory"))
+    assert (copied, large["copy"]) == ([small["bytes"]], {"us": 9.0, "ratio": pytest.approx(0.9)})
+    assert "copy" not in small | computes
+    assert list(large["rivals"]) == ["torch"]  # a copy is no rival
+    assert large["fastest"] == "torch"
+
+
+def test_a_copy_reads_half_of_the_bytes_and_writes_half() -> None:
+    (copy,) = rows._copy(800, torch.device("cpu"))
+    assert copy().nbytes == 400
+
+
 @pytest.mark.parametrize(("l2_bytes", "copies", "flushed"), [(0, 1, 0), (100, 1, 0), (1 << 20, 200, 2 << 20)])
 def test_inputs_come_from_memory_by_copies_or_where_those_fit_l2_by_a_flush(
     l2_bytes: int, copies: int, flushed: int, kit: Kit, call: Call, monkeypatch: pytest.MonkeyPatch

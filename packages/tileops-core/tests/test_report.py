@@ -197,6 +197,7 @@ def test_it_needs_no_torch(written: Written, tmp_path: Path) -> None:
 
 def test_the_figures_are_the_documents(written: Written) -> None:
     made = row(f"{GEMM}/a-bfloat16", 250, 240, bound_us=243.1, host_ratio=0.74, clock_mhz=1700, bound_by="compute")
+    made["copy"] = {"us": 245, "ratio": 0.98}
     made["rivals"]["cublaslt"] = {"status": "failed", "reason": "no luck"}
     (line,) = Page(render([load(written("a", document(made)))])).rows("kernel")
     assert line == {
@@ -207,6 +208,7 @@ def test_the_figures_are_the_documents(written: Written) -> None:
         "GB/s": "4,000",
         "of bound": "97.2 %",
         "by": "compute",
+        "of copy": "98.0 %",
         "at clock": "87.0 %",  # of 4096 FLOP a cycle on 132 SMs at 1700 MHz
         "torch us": "240",
         "cublaslt us": "failed",

@@ -163,6 +163,7 @@ def line(row: Mapping[str, Any]) -> str:
         f"{row['tflops']:.0f} TFLOP/s",
         f"{row['gbps']:.0f} GB/s",
         f"{row['percent']:.0f}% of the {row['bound_by']} bound" if "percent" in row else "no bound",
+        f"{100 * row['copy']['ratio']:.0f}% of a copy" if "copy" in row else "",
         f"host x{row['host_ratio']:.2f}" if "host_ratio" in row else "",
         f"error {row['error']:.2f}",
         row["kernel"],

@@ -41,6 +41,14 @@ class Rival:
 
 
 @attrs.frozen
+class Copy:
+    """As many bytes copied, and the time of that over ours."""
+
+    us: float = attrs.field(validator=_positive)
+    ratio: float = attrs.field(validator=_positive)
+
+
+@attrs.frozen
 class Row:
     """One measured case. ``ratio`` is the fastest rival's median over ours; an ok row always has ``us``."""
 
@@ -62,6 +70,7 @@ class Row:
     bound_by: str | None = None
     error: float | None = None
     clock_mhz: float | None = attrs.field(default=None, validator=_amount)
+    copy: Copy | None = None
     rivals: Mapping[str, Rival] = attrs.field(factory=dict)
     fastest: str | None = None
     ratio: float | None = attrs.field(default=None, validator=optional(_positive))
