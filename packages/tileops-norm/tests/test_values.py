@@ -83,6 +83,13 @@ def test_values(name: str, T: torch.dtype, values: str, device: str) -> None:
         assert y.double().isfinite().all()
 
 
+@pytest.mark.parametrize("values", ["of-mean-1000", "far-from-their-first", "the-same-3.3"])
+@pytest.mark.parametrize("op", [LayerNormFwdOp(300001, return_stats=True), AdaLayerNormFwdOp()], ids=str)
+def test_values_of_rows_that_no_cluster_holds(op: Any, values: str, device: str) -> None:
+    x = VALUES[values](normal(2, 300001)).to(device)
+    assert_right(op, x, *(normal(300001, seed=i).to(device) for i in (1, 2)))
+
+
 @pytest.mark.semantics("RMSNormFwdOp", "range")
 @pytest.mark.semantics("LayerNormFwdOp", "range")
 @pytest.mark.semantics("FusedAddRMSNormFwdOp", "range")

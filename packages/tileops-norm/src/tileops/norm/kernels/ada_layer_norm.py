@@ -11,26 +11,20 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
-from tileops.norm.kernels.centred import Centred, centre
+from tileops.norm.kernels.centred import Centred, centre, centre_stream
 from tileops.norm.kernels.operands import Broadcast, Config, configs, read
 from tileops.norm.kernels.rows import (
-    ACCUMULATORS,
     ARCHS,
     PASSES,
-    WARP,
     Deal,
     StreamConfig,
-    added,
     arguments,
     clear,
     count,
     flat,
-    give_block,
     launch,
     load,
     refuse_rows,
-    sum_block,
-    take_block,
     vector,
     words,
 )
@@ -140,61 +134,26 @@ class AdaLayerNormStream(Kernel):
         t, sizes = arguments(static)
         p = Problem(static)
         deal = config.deal(p.n, p.vec)
-        threads, held, warps = config.threads, deal.held, config.threads // WARP
 
         @T.prim_func
         def main(x: t.x, scale: t.scale, shift: t.shift, gate: t.gate, y: t.y):
-            with T.Kernel(count(p.leading, sizes), threads=threads) as block:
+            with T.Kernel(count(p.leading, sizes), threads=config.threads) as block:
                 tx = T.get_thread_binding()
                 start = T.alloc_local((4,), "int64")
-                raw = T.alloc_local((held,), p.dtype)
+                raw = T.alloc_local((deal.held,), p.dtype)
                 scale_raw = T.alloc_local((p.vec,), p.dtype)
                 shift_raw = T.alloc_local((p.vec,), p.dtype)
                 gate_raw = T.alloc_local((p.vec,), p.dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
-                acc = T.alloc_local((ACCUMULATORS,), "float32")
-                acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
-                difference = T.alloc_local((1,), "float32")
                 mean = T.alloc_local((1,), "float32")
                 rest = T.alloc_local((1,), "float32")
                 rstd = T.alloc_local((1,), "float32")
-                part = T.alloc_shared((2 + p.fine, warps), "float32")
                 start[0] = p.place.start(block, sizes)
                 start[1] = p.scale.start(block, sizes)
                 start[2] = p.shift.start(block, sizes)
                 if p.gate is not None:
                     start[3] = p.gate.start(block, sizes)
-                clear(acc, ACCUMULATORS)
-                for step in T.serial(deal.parts):
-                    clear(raw, held)
-                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                    for i in T.unroll(held):
-                        acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
-                mean[0] = added(acc)
-                sum_block(mean, part, 0, tx, warps)
-                mean[0] = mean[0] / T.float32(p.n)
-                clear(acc, ACCUMULATORS)
-                clear(acc_rest, ACCUMULATORS)
-                for step in T.serial(deal.parts):
-                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                    for i in T.unroll(deal.chunks):
-                        if deal.has(deal.chunk(i, tx, step)):
-                            for v in T.unroll(p.vec):
-                                difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
-                                acc[v % ACCUMULATORS] += difference[0] * difference[0]
-                                if p.fine:
-                                    acc_rest[v % ACCUMULATORS] += difference[0]
-                rstd[0] = added(acc)
-                rest[0] = added(acc_rest)
-                give_block(rstd, part, 1, tx)
-                if p.fine:
-                    give_block(rest, part, 2, tx)
-                T.sync_threads()
-                take_block(rstd, part, 1, tx, warps)
-                if p.fine:
-                    take_block(rest, part, 2, tx, warps)
-                rest[0] = rest[0] / T.float32(p.n)
-                rstd[0] = p.rstd(rstd[0], rest[0])
+                centre_stream(mean, rest, rstd, raw, flat(x, p.dtype), start[0], p, deal, tx)
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     for i in T.unroll(deal.chunks):

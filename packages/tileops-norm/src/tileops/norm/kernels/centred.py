@@ -1,4 +1,4 @@
-"""What kernels share that take off the mean of rows in registers."""
+"""What kernels share that take off a row's mean."""
 
 from typing import Any
 
@@ -12,10 +12,14 @@ from tileops.norm.kernels.rows import (
     Rows,
     added,
     clear,
+    give_block,
     give_row,
     inverse_sqrt,
+    load,
     meet,
+    sum_block,
     sum_row,
+    take_block,
     take_row,
     words,
 )
@@ -99,6 +103,47 @@ def centre(mean, rest, rstd, raw, p, deal, config, unroll, tx, lane, rank):
     for u in T.unroll(unroll):
         rest[u] = rest[u] / T.float32(p.n)
         rstd[u] = p.rstd(rstd[u], rest[u])
+
+
+@T.macro
+def centre_stream(mean, rest, rstd, raw, tensor, start, p, deal, tx):
+    """The same of one row that a block reads twice; ``raw`` has room for a thread's part of a step."""
+    acc = T.alloc_local((ACCUMULATORS,), "float32")
+    acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
+    difference = T.alloc_local((1,), "float32")
+    warps = deal.lanes // WARP
+    part = T.alloc_shared((2 + p.fine, warps), "float32")
+    clear(acc, ACCUMULATORS)
+    for step in T.serial(deal.parts):
+        clear(raw, deal.held)
+        load(raw, 0, tensor, start, p.place.unit, deal, tx, step)
+        for i in T.unroll(deal.held):
+            acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
+    mean[0] = added(acc)
+    sum_block(mean, part, 0, tx, warps)
+    mean[0] = mean[0] / T.float32(p.n)
+    clear(acc, ACCUMULATORS)
+    clear(acc_rest, ACCUMULATORS)
+    for step in T.serial(deal.parts):
+        load(raw, 0, tensor, start, p.place.unit, deal, tx, step)
+        for i in T.unroll(deal.chunks):
+            if deal.has(deal.chunk(i, tx, step)):
+                for v in T.unroll(p.vec):
+                    difference[0] = T.cast(raw[i * p.vec + v], "float32") - mean[0]
+                    acc[v % ACCUMULATORS] += difference[0] * difference[0]
+                    if p.fine:
+                        acc_rest[v % ACCUMULATORS] += difference[0]
+    rstd[0] = added(acc)
+    rest[0] = added(acc_rest)
+    give_block(rstd, part, 1, tx)
+    if p.fine:
+        give_block(rest, part, 2, tx)
+    T.sync_threads()
+    take_block(rstd, part, 1, tx, warps)
+    if p.fine:
+        take_block(rest, part, 2, tx, warps)
+    rest[0] = rest[0] / T.float32(p.n)
+    rstd[0] = p.rstd(rstd[0], rest[0])
 
 
 @T.macro

@@ -1,4 +1,4 @@
-"""LayerNorm forward: one read and one write of each element while a row fits in registers, two reads beyond."""
+"""LayerNorm forward: one read and one write of each element while a row fits in registers, three reads beyond."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +9,13 @@ import tilelang.language as T
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.norm.kernels import rms_norm
-from tileops.norm.kernels.centred import Centred, centre
+from tileops.norm.kernels.centred import Centred, centre, centre_stream
 from tileops.norm.kernels.rms_norm import DEEP, Config, row_of
 from tileops.norm.kernels.rows import (
     ARCHS,
     BUSY,
     OVERHEAD,
     PASSES,
-    WARP,
     Deal,
     StreamConfig,
     arguments,
@@ -24,12 +23,10 @@ from tileops.norm.kernels.rows import (
     count,
     crowded,
     flat,
-    inverse_sqrt,
     launch,
     load,
     load_vector,
     refuse_rows,
-    sum_block,
     vector,
     words,
 )
@@ -144,12 +141,7 @@ class LayerNormRows(Kernel):
 
 
 class LayerNormStream(Kernel):
-    """A block walks its row twice, for the statistics and to scale it: the last resort, for rows of any length.
-
-    A thread merges the mean and the squared deviations of each vector into its own; the threads' are merged by two sums
-    over the block. All of it is of what is left of x without the row's first element, which keeps the digits of a row
-    far from 0.
-    """
+    """A block walks its row three times, for each sum and for y: the last resort, for rows of any length."""
 
     archs = ARCHS
     pass_configs = PASSES
@@ -164,55 +156,25 @@ class LayerNormStream(Kernel):
         t, sizes = arguments(static)
         p = Problem(static)
         deal = config.deal(p.n, p.vec)
-        threads, held, warps = config.threads, deal.held, config.threads // WARP
 
         @T.prim_func
         def main(x: t.x, weight: t.weight, bias: t.bias, y: t.y, mean: t.mean, rstd: t.rstd):
-            with T.Kernel(count(p.leading, sizes), threads=threads) as block:
+            with T.Kernel(count(p.leading, sizes), threads=config.threads) as block:
                 tx = T.get_thread_binding()
                 start = T.alloc_local((1,), "int64")
-                raw = T.alloc_local((held,), p.dtype)
-                scale = T.alloc_local((held,), p.weight_dtype)
-                offset = T.alloc_local((held,), p.bias_dtype)
+                raw = T.alloc_local((deal.held,), p.dtype)
+                scale = T.alloc_local((deal.held,), p.weight_dtype)
+                offset = T.alloc_local((deal.held,), p.bias_dtype)
                 out = T.alloc_local((p.vec,), p.dtype)
-                first = T.alloc_local((1,), "float32")
-                shift = T.alloc_local((1,), "float32")
-                seen = T.alloc_local((1,), "float32")  # elements that a thread's mean and deviations are of
-                mine = T.alloc_local((1,), "float32")
-                deviations = T.alloc_local((1,), "float32")
-                delta = T.alloc_local((1,), "float32")
-                total = T.alloc_local((1,), "float32")
-                part = T.alloc_shared((2, warps), "float32")
+                middle = T.alloc_local((1,), "float32")
+                rest = T.alloc_local((1,), "float32")
+                inverse = T.alloc_local((1,), "float32")
                 start[0] = p.place.start(block, sizes)
-                first[0] = T.cast(flat(x, p.dtype)[start[0] * p.place.unit], "float32")
-                clear(seen, 1)
-                clear(mine, 1)
-                clear(deviations, 1)
-                for step in T.serial(deal.parts):
-                    load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
-                    for i in T.unroll(deal.chunks):
-                        if deal.has(deal.chunk(i, tx, step)):
-                            clear(total, 1)
-                            for v in T.unroll(p.vec):
-                                total[0] += left(raw[i * p.vec + v], first[0])
-                            shift[0] = total[0] / T.float32(p.vec)
-                            clear(total, 1)
-                            for v in T.unroll(p.vec):
-                                total[0] += square(left(raw[i * p.vec + v], first[0]) - shift[0])
-                            delta[0] = (shift[0] - mine[0]) * (T.float32(p.vec) / (seen[0] + T.float32(p.vec)))
-                            deviations[0] += total[0] + delta[0] * (shift[0] - mine[0]) * seen[0]
-                            mine[0] += delta[0]
-                            seen[0] += T.float32(p.vec)
-                total[0] = mine[0] * seen[0]
-                sum_block(total, part, 0, tx, warps)
-                shift[0] = total[0] / T.float32(p.n)
-                total[0] = deviations[0] + square(mine[0] - shift[0]) * seen[0]
-                sum_block(total, part, 1, tx, warps)
-                total[0] = inverse_sqrt(total[0] / T.float32(p.n) + T.float32(p.eps))
+                centre_stream(middle, rest, inverse, raw, flat(x, p.dtype), start[0], p, deal, tx)
                 if t.rstd is not None:
                     if tx == 0:
-                        flat(mean, "float32")[T.cast(block, "int64")] = first[0] + shift[0]
-                        flat(rstd, "float32")[T.cast(block, "int64")] = total[0]
+                        flat(mean, "float32")[T.cast(block, "int64")] = p.mean(middle[0], rest[0])
+                        flat(rstd, "float32")[T.cast(block, "int64")] = inverse[0]
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     if p.weighted:
@@ -224,7 +186,7 @@ class LayerNormStream(Kernel):
                         if deal.has(chunk):
                             for v in T.vectorized(p.vec):
                                 out[v] = p.affine(
-                                    (left(raw[i * p.vec + v], first[0]) - shift[0]) * total[0],
+                                    p.without(raw[i * p.vec + v], middle[0], rest[0]) * inverse[0],
                                     scale[i * p.vec + v],
                                     offset[i * p.vec + v],
                                 )
@@ -250,12 +212,3 @@ class Problem(Centred):
         if self.biased:
             xhat = xhat + T.cast(bias, "float32")
         return T.cast(xhat, self.dtype)
-
-
-def left(x: Any, first: Any) -> Any:
-    """What is left of an element without the row's first."""
-    return T.cast(x, "float32") - first
-
-
-def square(value: Any) -> Any:
-    return value * value
