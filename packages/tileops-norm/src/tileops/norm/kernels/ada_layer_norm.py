@@ -95,6 +95,7 @@ class AdaLayerNormRows(Kernel):
                         if p.gate is not None:
                             load(gate_raw, 0, flat(gate, p.dtype), start[3], p.gate.unit, deal, lane, rank)
                 centre(mean, rest, rstd, raw, p, deal, config, 1, tx, lane, rank)
+                rstd[0] = p.rstd(rstd[0])
                 if exact or row[0] < rows:
                     for i in T.unroll(deal.chunks):
                         chunk = deal.chunk(i, lane, rank)
@@ -154,6 +155,7 @@ class AdaLayerNormStream(Kernel):
                 if p.gate is not None:
                     start[3] = p.gate.start(block, sizes)
                 centre_stream(mean, rest, rstd, raw, flat(x, p.dtype), start[0], p, deal, tx)
+                rstd[0] = p.rstd(rstd[0])
                 for step in T.serial(deal.parts):
                     load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, tx, step)
                     for i in T.unroll(deal.chunks):

@@ -18,6 +18,8 @@ from tileops.norm.kernels.rows import (
     launch,
     load,
     load_vector,
+    touch,
+    touches,
 )
 
 
@@ -54,6 +56,8 @@ class FusedAddLayerNormRows(FusedAdd):
             more = T.alloc_local((unroll * held,), p.dtype)
             scale = T.alloc_local((held if config.early else p.vec,), p.weight_dtype)
             shift = T.alloc_local((held if config.early else p.vec,), shift_dtype)
+            scale_seen = T.alloc_local((touches(deal, p.weight_dtype),), "int32")
+            shift_seen = T.alloc_local((touches(deal, shift_dtype),), "int32")
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((unroll * ACCUMULATORS,), "float32")
             acc_rest = T.alloc_local((unroll * ACCUMULATORS,), "float32")
@@ -73,6 +77,9 @@ class FusedAddLayerNormRows(FusedAdd):
                 if config.early:
                     load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank + step)
                     load(shift, 0, flat(bias, shift_dtype), T.int64(0), p.vec, deal, lane, rank + step)
+                elif config.steps == 1:
+                    touch(scale_seen, weight, p.weight_dtype, deal, lane, rank)
+                    touch(shift_seen, bias, shift_dtype, deal, lane, rank)
                 add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, rank + step)
                 for u in T.unroll(unroll):
                     for i in T.unroll(held):
@@ -101,9 +108,12 @@ class FusedAddLayerNormRows(FusedAdd):
             fold_row(total, plus, part, parts, 1, tx, rank, config)
             if p.fine:
                 fold_row(rest, plus, part, parts, 2, tx, rank, config)
+            if not config.early and config.steps == 1:
+                T.warpgroup_fence_operand(scale_seen, num_regs=touches(deal, p.weight_dtype))
+                T.warpgroup_fence_operand(shift_seen, num_regs=touches(deal, shift_dtype))
             for u in T.unroll(unroll):
                 rest[u] = rest[u] / T.float32(p.n)
-                total[u] = p.rstd(total[u], rest[u])
+                total[u] = p.rstd(p.variance(total[u], rest[u]))
                 if t.mean is not None:
                     if lane + rank == 0 and (exact or row[u] < rows):
                         flat(mean, "float32")[T.cast(row[u], "int64")] = p.mean(centre[u], rest[u])

@@ -17,6 +17,8 @@ from tileops.norm.kernels.rows import (
     launch,
     load,
     load_vector,
+    touch,
+    touches,
 )
 
 
@@ -51,6 +53,7 @@ class FusedAddRMSNormRows(FusedAdd):
             raw = T.alloc_local((unroll * held,), p.dtype)
             more = T.alloc_local((unroll * held,), p.dtype)
             scale = T.alloc_local((held if config.early else p.vec,), p.weight_dtype)
+            seen = T.alloc_local((touches(deal, p.weight_dtype),), "int32")
             out = T.alloc_local((p.vec,), p.dtype)
             acc = T.alloc_local((unroll * ACCUMULATORS,), "float32")
             total = T.alloc_local((unroll,), "float32")
@@ -65,6 +68,8 @@ class FusedAddRMSNormRows(FusedAdd):
                 fetch(raw, more, row, rows, exact, x, residual, p, deal, config, sizes, lane, rank + step)
                 if config.early:
                     load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank + step)
+                elif config.steps == 1:
+                    touch(seen, weight, p.weight_dtype, deal, lane, rank)
                 add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, rank + step)
                 for u in T.unroll(unroll):
                     for i in T.unroll(held):
@@ -74,6 +79,8 @@ class FusedAddRMSNormRows(FusedAdd):
             for u in T.unroll(unroll):
                 total[u] = added(acc, u * ACCUMULATORS)
             fold_row(total, plus, part, parts, 0, tx, rank, config)
+            if not config.early and config.steps == 1:
+                T.warpgroup_fence_operand(seen, num_regs=touches(deal, p.weight_dtype))
             for u in T.unroll(unroll):
                 total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(eps))
                 if t.rstd is not None:

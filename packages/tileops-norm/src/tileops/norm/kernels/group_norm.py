@@ -1,6 +1,5 @@
 """GroupNorm and InstanceNorm: a set is a group of channels of an instance, or one of them."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ import attrs
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Form, Kernel, Scratch, Static
-from tileops.norm.kernels.rows import ARCHS, MAX_CLUSTER, PASSES, WARP, lanes_for, strided
+from tileops.norm.kernels.rows import ARCHS, BUSY, MAX_CLUSTER, PASSES, WARP, lanes_for, strided
 from tileops.norm.kernels.set_norm import Config, excluded, program
 from tileops.norm.kernels.sets import FARTHEST, Sets, sets_of
 
@@ -30,12 +29,13 @@ def held_configs(s: Sets, dtype: str) -> Iterator[Config]:
         return
     lanes = max(lanes_for(share, most), WARP)
     deal = Config(lanes, -(-share // lanes), cluster)
-    seen = []
-    for threads, resident in itertools.product((128, 256) if lanes == WARP else (lanes,), (1, 2, 3, 4, 8)):
-        config = attrs.evolve(deal, threads=threads, resident=resident)
-        if excluded(config, s, dtype) is None:
-            seen.append(config)
-    yield from seen
+    found = [
+        attrs.evolve(deal, threads=threads, resident=resident)
+        for threads in ((128, 256) if lanes == WARP else (lanes,))
+        for resident in (1, 2, 3, 4, 8)
+    ]
+    found.sort(key=lambda config: abs(config.threads * config.resident - BUSY))
+    yield from (config for config in found if excluded(config, s, dtype) is None)
 
 
 def walk_configs(s: Sets, dtype: str) -> Iterator[Config]:

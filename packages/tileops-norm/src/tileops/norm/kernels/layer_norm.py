@@ -27,6 +27,8 @@ from tileops.norm.kernels.rows import (
     load,
     load_vector,
     refuse_rows,
+    touch,
+    touches,
     vector,
     words,
 )
@@ -96,6 +98,8 @@ class LayerNormRows(Kernel):
                 raw = T.alloc_local((unroll * held,), p.dtype)
                 scale = T.alloc_local((kept,), p.weight_dtype)
                 offset = T.alloc_local((kept,), p.bias_dtype)
+                scale_seen = T.alloc_local((touches(deal, p.weight_dtype),), "int32")
+                offset_seen = T.alloc_local((touches(deal, p.bias_dtype),), "int32")
                 out = T.alloc_local((p.vec,), p.dtype)
                 middle = T.alloc_local((unroll,), "float32")
                 rest = T.alloc_local((unroll,), "float32")
@@ -109,12 +113,21 @@ class LayerNormRows(Kernel):
                     start[u] = p.place.start(row[u], sizes)
                     if exact or row[u] < rows:
                         load(raw, u * held, flat(x, p.dtype), start[u], p.place.unit, deal, lane, rank)
+                if not config.early and p.weighted:
+                    touch(scale_seen, weight, p.weight_dtype, deal, lane, rank)
+                if not config.early and p.biased:
+                    touch(offset_seen, bias, p.bias_dtype, deal, lane, rank)
                 if config.early and p.weighted:
                     load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
                 if config.early and p.biased:
                     load(offset, 0, flat(bias, p.bias_dtype), T.int64(0), p.vec, deal, lane, rank)
                 centre(middle, rest, inverse, raw, p, deal, config, unroll, tx, lane, rank)
+                if not config.early and p.weighted:
+                    T.warpgroup_fence_operand(scale_seen, num_regs=touches(deal, p.weight_dtype))
+                if not config.early and p.biased:
+                    T.warpgroup_fence_operand(offset_seen, num_regs=touches(deal, p.bias_dtype))
                 for u in T.unroll(unroll):
+                    inverse[u] = p.rstd(inverse[u])
                     if exact or row[u] < rows:
                         if t.rstd is not None:
                             if lane + rank == 0:
@@ -171,6 +184,7 @@ class LayerNormStream(Kernel):
                 inverse = T.alloc_local((1,), "float32")
                 start[0] = p.place.start(block, sizes)
                 centre_stream(middle, rest, inverse, raw, flat(x, p.dtype), start[0], p, deal, tx)
+                inverse[0] = p.rstd(inverse[0])
                 if t.rstd is not None:
                     if tx == 0:
                         flat(mean, "float32")[T.cast(block, "int64")] = p.mean(middle[0], rest[0])

@@ -29,6 +29,7 @@ WARP = 32
 MAX_THREADS, MAX_CLUSTER = 1024, 8  # of a block, and its blocks; larger clusters are not portable
 REGISTERS, MAX_RESIDENT = 65536, 2048  # of a multiprocessor, and its threads
 BUSY = 1024  # threads of a multiprocessor that keep enough rows on their way
+LINE = 128  # bytes that the caches fetch at once
 OVERHEAD = 28  # registers of a thread for addresses and sums, where a row has several operands
 ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
 COLUMN_WARPS, COLUMN_ROWS = 16, 8  # warps that share the rows of 32 columns, and rows that a warp loads at once
@@ -269,6 +270,25 @@ def load_vector(into, weight, dtype, vec, chunk):
     """One vector of a weight or bias."""
     for v in T.vectorized(vec):
         into[v] = flat(weight, dtype)[T.cast(chunk, "int64") * vec + v]
+
+
+def touches(deal: Deal, dtype: str) -> int:
+    """How many lines of a weight's part each thread brings."""
+    return -(-deal.lanes * deal.held * itemsize(dtype) // (LINE * deal.lanes))
+
+
+@T.macro
+def touch(seen, tensor, dtype, deal, lane, part):
+    """Bring a weight's part near while the row is on its way, for one that is loaded behind the sums.
+
+    ``seen`` has one int32 a line, ``touches`` of them; a fence of it behind the sums keeps the compiler from leaving
+    the loads out.
+    """
+    for i in T.unroll(touches(deal, dtype)):
+        at = deal.chunk(0, 0, part) * deal.vec + (i * deal.lanes + lane) * (LINE // itemsize(dtype))
+        seen[i] = 0
+        if at + 4 // itemsize(dtype) <= T.min(deal.n, deal.chunk(0, 0, part + 1) * deal.vec):
+            seen[i] = flat(tensor, "int32")[T.cast(at, "int64") * itemsize(dtype) // 4]
 
 
 @T.macro

@@ -1,15 +1,28 @@
 """The forward of group, instance and batch normalization: the statistics of each set, then its elements."""
 
+from functools import partial
 from typing import Any
 
 import attrs
 import tilelang.language as T
 
 from tileops.core.kernel import Static
-from tileops.norm.kernels.rows import MAX_RESIDENT, REGISTERS, WARP, arguments, clear, flat, inverse_sqrt, launch, words
+from tileops.norm.kernels.centred import Centring, centre
+from tileops.norm.kernels.rows import (
+    MAX_RESIDENT,
+    REGISTERS,
+    WARP,
+    Deal,
+    arguments,
+    clear,
+    flat,
+    inverse_sqrt,
+    launch,
+    words,
+)
 from tileops.norm.kernels.sets import (
     Sets,
-    add_vector,
+    add_step,
     find_pivot,
     load_channels,
     load_vector,
@@ -42,9 +55,19 @@ def excluded(config: Config, s: Sets, dtype: str, tensors: int = 1) -> str | Non
     if config.cluster > 1 and config.threads == WARP:
         return "a cluster of single warps, which can't send a bundle's numbers at once"
     held = tensors * config.chunks * words(s.vec, dtype) + 4 * s.stats + 2 * s.wide
-    if held + 32 > min(255, REGISTERS // (config.threads * config.resident)):
+    if held + 26 > min(255, REGISTERS // (config.threads * config.resident)):
         return "more registers than a thread has"
     return None
+
+
+@attrs.frozen
+class Values(Centring):
+    """The ``n`` values of one set, in vectors of ``vec``."""
+
+    n: int
+    vec: int
+    dtype: str
+    eps: float
 
 
 def program(static: Static, config: Config, s: Sets, held: bool, given: bool, moments: bool) -> Any:
@@ -68,11 +91,20 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
     exact = held and cluster * chunks * lanes == s.held
     steady = s.steady(lanes)
     k = 2 * stats + 1
+    values = None if s.held is None or stats > 1 or not held else Values(s.held * vec, vec, dtype, eps)
+    deal = None if values is None else Deal(values.n, vec, lanes, chunks, cluster)
+    fine = dtype == "float32"
 
     def inside(number: Any, q: Any) -> Any:
         """Whether there is such a set, and such a vector in it; plain True where there always is."""
         tests = ([number < total] if at_once > 1 else []) + ([] if exact else [q < vectors])
         return T.And(*tests) if len(tests) == 2 else tests[0] if tests else True
+
+    def there(number: Any, begin: Any, i: Any) -> Any:
+        return inside(number, begin + i * lanes)
+
+    def unbiased(variance: Any) -> Any:
+        return variance * (s.values(sizes) / (s.values(sizes) - T.float32(1)))
 
     def blend(old: Any, new: Any) -> Any:
         return T.float32(1 - momentum) * old + T.float32(momentum) * new
@@ -94,7 +126,8 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
 
     def normal(x: Any, mean: Any, rest: Any, rstd: Any, scale: Any, shift: Any) -> Any:
         """One element of y: all in float32, rounded once."""
-        y = (T.cast(x, "float32") - mean - rest) * rstd
+        y = T.cast(x, "float32") - mean
+        y = (y - rest if fine else y) * rstd
         y = y * T.cast(scale, "float32") if t.weight is not None else y
         y = y + T.cast(shift, "float32") if t.bias is not None else y
         return T.cast(y, dtype)
@@ -116,7 +149,10 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         shift = T.alloc_local((wide,), bias_dtype)
         m = T.alloc_local((k,), "float32")
         pivot = T.alloc_local((stats,), "float32")
+        rest = T.alloc_local((stats,), "float32")
+        variance = T.alloc_local((stats,), "float32")
         r = T.alloc_local((stats,), "float32")
+        old = T.alloc_local((2 * stats,), "float32")
         tmp = T.alloc_local((4,), "float32")
         first = T.alloc_local((vec,), dtype)
         part = T.alloc_shared((1, config.threads // WARP + 1 + cluster, k), "float32")
@@ -128,31 +164,42 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         y_at[0] = s.start("y", number[0])
         clear(m, k)
         clear(pivot, stats)
-        if given:
-            for g in T.unroll(stats):
-                pivot[g] = flat(running_mean, "float32")[inner[0] * s.channels + g]
-                r[g] = inverse_sqrt(flat(running_var, "float32")[inner[0] * s.channels + g] + T.float32(eps))
-        else:
-            if at_once == 1 or number[0] < total:
-                find_pivot(pivot, flat(x, dtype), x_at[0], "x", s, vectors, at, first)
-            for step in T.serial(steps):
-                load_all(raw, x, x_at[0], number[0], step, rank, lane, at)
-                for i in T.unroll(chunks):
-                    q = ((step * cluster + rank) * chunks + i) * lanes + lane
-                    if inside(number[0], q):
-                        add_vector(m, raw, i, pivot, tmp, s)
-            merge_set(m, tmp, k, merge_moments, stats, part, tx, rank, lanes, cluster)
-            for g in T.unroll(stats):
-                r[g] = inverse_sqrt(m[1 + stats + g] / T.max(m[0], 1.0) + T.float32(eps))
-                # From here on the pivot is the mean, and what rounding took off that is in the mean's place.
-                tmp[0] = pivot[g] + m[1 + g]
-                tmp[1] = tmp[0] - pivot[g]
-                m[1 + g] = (pivot[g] - (tmp[0] - tmp[1])) + (m[1 + g] - tmp[1])
-                pivot[g] = tmp[0]
+        clear(rest, stats)
         if steady:
             if at_once == 1 or number[0] < total:
                 locate(at, lane, s)
                 load_affine(scale, shift, weight, bias, inner[0], at)
+        if running and not moments:
+            if T.And(lane + rank == 0, number[0] < total):
+                for g in T.unroll(stats):
+                    old[g] = flat(running_mean, "float32")[inner[0] * s.channels + g]
+                    old[stats + g] = flat(running_var, "float32")[inner[0] * s.channels + g]
+        if given:
+            for g in T.unroll(stats):
+                pivot[g] = flat(running_mean, "float32")[inner[0] * s.channels + g]
+                variance[g] = flat(running_var, "float32")[inner[0] * s.channels + g]
+        elif values is not None:
+            if not exact or at_once > 1:
+                clear(raw, chunks * vec)
+            load_all(raw, x, x_at[0], number[0], 0, rank, lane, at)
+            centre(pivot, rest, variance, raw, values, deal, config, 1, tx, lane, rank)
+        else:
+            if fine and (at_once == 1 or number[0] < total):
+                find_pivot(pivot, flat(x, dtype), x_at[0], "x", s, vectors, at, first)
+            for step in T.serial(steps):
+                load_all(raw, x, x_at[0], number[0], step, rank, lane, at)
+                begin = (step * cluster + rank) * chunks * lanes + lane
+                add_step(m, raw, partial(there, number[0], begin), pivot if fine else None, tmp, s, chunks)
+            merge_set(m, tmp, k, merge_moments, stats, part, tx, rank, lanes, cluster)
+            for g in T.unroll(stats):
+                variance[g] = m[1 + stats + g] / T.max(m[0], 1.0)
+                # From here on the pivot is the mean, and the rest is what rounding took off that.
+                tmp[0] = pivot[g] + m[1 + g]
+                tmp[1] = tmp[0] - pivot[g]
+                rest[g] = (pivot[g] - (tmp[0] - tmp[1])) + (m[1 + g] - tmp[1])
+                pivot[g] = tmp[0]
+        for g in T.unroll(stats):
+            r[g] = inverse_sqrt(variance[g] + T.float32(eps))
         # Backwards, since what was read last is the likeliest to be in the cache still.
         for step in T.serial(steps):
             if not held:
@@ -165,7 +212,7 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
                         load_affine(scale, shift, weight, bias, inner[0], at)
                     for e in T.unroll(vec):
                         out[e] = normal(
-                            raw[i * vec + e], pivot[e // per], m[1 + e // per], r[e // per],
+                            raw[i * vec + e], pivot[e // per], rest[e // per], r[e // per],
                             scale[e % wide], shift[e % wide],
                         )  # fmt: skip
                     store_vector(flat(y, dtype), y_at[0], "y", s, at, out)
@@ -178,12 +225,10 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
                 if moments:
                     pair = (T.cast(number[0], "int64") * stats + g) * 2
                     flat(scratch, "float32")[pair] = pivot[g]
-                    flat(scratch, "float32")[pair + 1] = m[1 + stats + g] / (m[0] - 1.0)
+                    flat(scratch, "float32")[pair + 1] = unbiased(variance[g])
                 elif running:
-                    flat(running_mean, "float32")[c] = blend(flat(running_mean, "float32")[c], pivot[g])
-                    flat(running_var, "float32")[c] = blend(
-                        flat(running_var, "float32")[c], m[1 + stats + g] / (m[0] - 1.0)
-                    )
+                    flat(running_mean, "float32")[c] = blend(old[g], pivot[g])
+                    flat(running_var, "float32")[c] = blend(old[stats + g], unbiased(variance[g]))
 
     @T.macro
     def settle(block, running_mean, running_var, scratch, batch, channels):
@@ -209,7 +254,8 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
         x: t.x, running_mean: t.running_mean, running_var: t.running_var, weight: t.weight, bias: t.bias,
         y: t.y, mean: t.mean, rstd: t.rstd, scratch: Scratch,
     ):  # fmt: skip
-        with launch(blocks, config.threads, cluster) as block:
+        # With given statistics the blocks of a cluster have nothing to tell each other.
+        with launch(blocks * (cluster if given else 1), config.threads, 1 if given else cluster) as block:
             norm(block, x, running_mean, running_var, weight, bias, y, mean, rstd, scratch)
         if moments:
             # Clusters as large as before it: TileLang's launches of one function all have the first one's size.

@@ -264,27 +264,41 @@ def find_pivot(pivot, tensor, start, name, s, vectors, at, first):
 
 
 @T.macro
-def add_vector(m, raw, i, pivot, tmp, s):
-    """Take a vector into a thread's moments: a count, then means, then sums of squares around them.
+def add_step(m, raw, there, pivot, tmp, s, chunks):
+    """Take a step's vectors, those that are ``there``, into a thread's moments.
 
-    Values count from ``pivot``. A vector's own moments are taken first, then merged by the distance of the means.
+    These are a count, then means, then sums of squares around them. The step's own are taken first, then merged by the
+    distance of the means. Values count from ``pivot``, if there is one.
     """
-    m[0] += T.float32(s.per)
-    tmp[0] = T.float32(s.per) / m[0]
+    tmp[0] = 0.0
+    for i in T.unroll(chunks):
+        if there(i):
+            tmp[0] += T.float32(s.per)
+    m[0] += tmp[0]
     for g in T.unroll(s.stats):
         tmp[1] = 0.0
-        for e in T.unroll(s.per):
-            tmp[1] += T.cast(raw[i * s.vec + g * s.per + e], "float32") - pivot[g]
-        tmp[1] = tmp[1] * T.float32(1 / s.per)
+        for i in T.unroll(chunks):
+            if there(i):
+                for e in T.unroll(s.per):
+                    tmp[1] += counted(raw[i * s.vec + g * s.per + e], pivot, g)
+        tmp[1] = tmp[1] / T.max(tmp[0], T.float32(1))
         tmp[2] = 0.0
-        if s.per > 1:
-            for e in T.unroll(s.per):
-                tmp[3] = T.cast(raw[i * s.vec + g * s.per + e], "float32") - pivot[g] - tmp[1]
-                tmp[2] += tmp[3] * tmp[3]
+        for i in T.unroll(chunks):
+            if there(i):
+                for e in T.unroll(s.per):
+                    tmp[3] = counted(raw[i * s.vec + g * s.per + e], pivot, g) - tmp[1]
+                    tmp[2] += tmp[3] * tmp[3]
         tmp[3] = tmp[1] - m[1 + g]
-        # In this order nothing overflows at the first vector, whose distance counts for nothing.
-        m[1 + s.stats + g] += tmp[2] + tmp[3] * tmp[0] * ((m[0] - T.float32(s.per)) * tmp[3])
-        m[1 + g] += tmp[3] * tmp[0]
+        tmp[1] = tmp[0] / T.max(m[0], T.float32(1))
+        # In this order nothing overflows at the first step, whose distance counts for nothing.
+        m[1 + s.stats + g] += tmp[2] + tmp[3] * tmp[1] * ((m[0] - tmp[0]) * tmp[3])
+        m[1 + g] += tmp[3] * tmp[1]
+
+
+def counted(value: Any, pivot: Any, g: Any) -> Any:
+    """A value as it counts from its pivot."""
+    value = T.cast(value, "float32")
+    return value if pivot is None else value - pivot[g]
 
 
 @T.macro
