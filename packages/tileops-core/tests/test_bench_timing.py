@@ -220,16 +220,23 @@ def test_without_cupti_its_timer_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 class Device:
-    """A device of which every call takes 1 ms, its events and its graphs."""
+    """A device of which every call takes 1 ms, its events and its graphs; ``seen`` is what it was asked for."""
 
     def __init__(self) -> None:
-        self.ms, self.alive, self.most = 0.0, 0, 0
+        self.ms, self.alive, self.most, self.seen = 0.0, 0, 0, []
 
     def Event(self, enable_timing: bool) -> SimpleNamespace:
-        event = SimpleNamespace(at=None, synchronize=lambda: None)
-        event.record = lambda: setattr(event, "at", self.ms)
+        def record() -> None:
+            event.at = self.ms
+            self.seen.append("record")
+
+        event = SimpleNamespace(at=None, record=record, synchronize=lambda: self.seen.append("synchronize"))
         event.elapsed_time = lambda stop: stop.at - event.at
         return event
+
+    def _sleep(self, cycles: int) -> None:
+        self.ms += cycles / 2e6
+        self.seen.append("sleep")
 
     def synchronize(self, device=None) -> None: ...
 
@@ -260,6 +267,15 @@ def test_events_stand_around_the_burst_alone(timer: str, device: Device) -> None
 
     burst = TIMERS[timer]([device.run], 12, CPU, before)
     assert burst(lambda: None) == burst(lambda: None) == Lap(us=1000.0)
+
+
+@pytest.mark.parametrize("timer", ["graph", "events"])
+def test_the_device_sleeps_while_the_host_enqueues_a_burst_and_is_sampled_once_it_runs(
+    timer: str, device: Device
+) -> None:
+    burst = TIMERS[timer]([device.run], 12, CPU, lambda: device.seen.append("before"))
+    burst(lambda: device.seen.append("during"))
+    assert device.seen == ["before", "sleep", "record", "record", "synchronize", "during", "synchronize"]
 
 
 @pytest.mark.parametrize("copies", [1, 4])

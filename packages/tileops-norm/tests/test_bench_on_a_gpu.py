@@ -7,6 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from click.testing import CliRunner
 
 from tileops.core import workloads
 from tileops.core.backend import cuda
-from tileops.core.bench import rows, run
+from tileops.core.bench import rows, run, timers
 from tileops.core.bench.rows import measure
 from tileops.core.bench.timers import TIMERS, flusher
 from tileops.core.bench.timing import COOL, alternate, copies_for_cold_l2, quick
@@ -40,6 +41,22 @@ def test_timers_agree_on_a_long_kernel(other: str) -> None:
     bursts = {t: TIMERS[t]([lambda: torch.neg(a, out=b)], COOL.calls, CUDA, before) for t in ("graph", other)}
     seen = {t: statistics.median(lap.us for lap in laps) for t, laps in alternate(bursts, COOL).items()}
     assert seen[other] == pytest.approx(seen["graph"], rel=0.05)
+
+
+def test_a_host_that_takes_its_time_is_in_no_figure() -> None:
+    x = torch.rand(1 << 20, device=CUDA)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        for _ in range(100):
+            x.neg_()
+
+    def slowly() -> None:
+        time.sleep(3e-4)
+        captured.replay()
+
+    bursts = {f.__name__: timers._between_events(f, 100, CUDA, lambda: None) for f in (captured.replay, slowly)}
+    seen = {name: statistics.median(lap.us for lap in laps) for name, laps in alternate(bursts, COOL).items()}
+    assert seen["slowly"] == pytest.approx(seen["replay"], rel=0.02)
 
 
 SHAPES = {"short": (64, 4096), "long": (32768, 8192)}  # some 7 us and 400 us of torch's RMSNorm

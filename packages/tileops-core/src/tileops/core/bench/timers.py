@@ -25,6 +25,8 @@ class Lap(NamedTuple):
     span_us: float | None = None
 
 
+HEAD_START = 2_000_000  # cycles, some 1 ms: by then even a host that just slept has enqueued what it launches
+
 Burst = Callable[[Callable[[], None]], Lap]
 Calls = Sequence[Callable[[], Any]]
 Timer = Callable[[Calls, int, torch.device, Callable[[], None]], Burst]
@@ -135,14 +137,17 @@ def _run(calls: Calls, turns: int) -> None:
 
 
 def _between_events(run: Callable[[], None], turns: int, device: torch.device, before: Callable[[], None]) -> Burst:
-    event = torch.get_device_module(device).Event
-    start, stop = event(enable_timing=True), event(enable_timing=True)
+    module = torch.get_device_module(device)
+    hold = getattr(module, "_sleep", lambda cycles: None)  # torch_musa need not have one
+    start, stop = (module.Event(enable_timing=True) for _ in range(2))
 
     def burst(during: Callable[[], None]) -> Lap:
         before()
+        hold(HEAD_START)
         start.record()
         run()
         stop.record()
+        start.synchronize()
         during()
         stop.synchronize()
         return Lap(start.elapsed_time(stop) * 1e3 / turns)

@@ -54,6 +54,7 @@ class AdaLayerNormRows(Kernel):
         t, sizes = arguments(static)
         p = Problem(static)
         deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
+        p.fine |= deal.ragged
         rows = count(p.leading, sizes)
         held, cluster, early = deal.held, config.cluster, config.early
         at_once = config.threads // config.lanes  # rows of a block that are worked on side by side

@@ -11,14 +11,20 @@ from tileops.norm.kernels.rows import ARCHS, MAX_CLUSTER, PASSES, WARP, lanes_fo
 from tileops.norm.kernels.set_norm import Config, excluded, program
 from tileops.norm.kernels.sets import FARTHEST, Sets, sets_of
 
+LARGE = 1 << 15  # vectors of a channel, which are worth two blocks a multiprocessor
 
-def batch_configs(s: Sets, vectors: int, dtype: str, device: Device, tensors: int = 1) -> Iterator[Config]:
+
+def batch_configs(
+    s: Sets, vectors: int, dtype: str, device: Device, tensors: int = 1, given: bool = False
+) -> Iterator[Config]:
     """The configs for so many vectors a channel, the default first: enough blocks for the device, none without work.
 
-    A channel's size changes from call to call, and so may the order of its sums from config to config.
+    A channel's size changes from call to call, and so may the order of its sums from config to config. With ``given``
+    statistics there are none.
     """
     widest, most = (512, 4 // tensors) if s.stats == 1 else (256, 2 // tensors)
-    enough = next((c for c in (1, 2, 4) if s.count * c >= device.sm_count or vectors <= c * 256), MAX_CLUSTER)
+    blocks = (4 if given else 2 if vectors >= LARGE else 1) * device.sm_count * 0.9
+    enough = next((c for c in (1, 2, 4) if s.count * c >= blocks or vectors <= c * 256), MAX_CLUSTER)
     threads = max(lanes_for(-(-vectors // enough), widest), WARP) if vectors > WARP else WARP
     chunks = next(c for c in (1, 2, 4) if c >= min(most, -(-vectors // (enough * threads))))
     seen = set()
@@ -57,7 +63,7 @@ class BatchNorm(Kernel):
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         s = sets_of(forms_of(call), None)
         assert not isinstance(s, str)
-        return batch_configs(s, s.vectors({}), call["T"], device)
+        return batch_configs(s, s.vectors({}), call["T"], device, given=not call.params.get("training"))
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         s = sets_of({name: form for name, form in static.tensors if name in ("x", "y")}, None)

@@ -33,17 +33,14 @@ class Centring:
     """How values lose their mean that have a ``dtype``, ``n`` of them together, and an ``eps`` for their deviation.
 
     Where float32 lies far from 0 its mean has few digits left. So the differences from it are summed beside their
-    squares: their mean, the rest, is what the mean lacks, and is taken off, too. The steps of 16 bits are wider.
+    squares: their mean, the rest, is what the mean lacks, and is taken off, too. The steps of 16 bits are wider, and
+    the mean of those that are all the same has all digits if all threads sum as many, where it is not ``fine``.
     """
 
     n: int
     dtype: str
     eps: float
-
-    @property
-    def fine(self) -> bool:
-        """Whether there is a rest."""
-        return self.dtype == "float32"
+    fine: bool  # whether there is a rest
 
     def mean(self, mean: Any, rest: Any) -> Any:
         """As callers get it, in float32."""
@@ -69,6 +66,7 @@ class Centred(Rows, Centring):
     def __init__(self, static: Static, axes: int = 1) -> None:
         super().__init__(static, axes)
         self.eps = static["eps"]
+        self.fine = self.dtype == "float32"
 
 
 @T.macro
@@ -80,7 +78,7 @@ def centre(mean, rest, variance, raw, p, deal, config, unroll, tx, lane, rank):
     """
     part = T.alloc_shared((2 + p.fine, config.threads // WARP), "float32")
     parts = T.alloc_shared((2 + p.fine, config.cluster, config.threads // WARP), "float32")
-    if p.fine or deal.ragged:
+    if p.fine:
         centre_in_turn(mean, rest, variance, raw, part, parts, p, deal, config, unroll, tx, lane, rank)
     else:
         centre_at_once(mean, variance, raw, part, parts, p, deal, config, unroll, tx, rank)
@@ -212,21 +210,27 @@ def centre_in_turn(mean, rest, variance, raw, part, parts, p, deal, config, unro
 
 @T.macro
 def centre_stream(mean, rest, variance, raw, tensor, start, p, deal, tx):
-    """The same of one row that a block reads twice; ``raw`` has room for a thread's part of a step."""
+    """The same of one row that a block reads twice; ``raw`` has room for a thread's part of a step.
+
+    The mean counts from the row's first element, so that of elements that are all the same it has all digits.
+    """
+    first = T.alloc_local((1,), "float32")
     acc = T.alloc_local((ACCUMULATORS,), "float32")
     acc_rest = T.alloc_local((ACCUMULATORS,), "float32")
     difference = T.alloc_local((1,), "float32")
     warps = deal.lanes // WARP
     part = T.alloc_shared((2 + p.fine, warps), "float32")
+    first[0] = T.cast(tensor[start * p.place.unit], "float32")
     clear(acc, ACCUMULATORS)
     for step in T.serial(deal.parts):
-        clear(raw, deal.held)
         load(raw, 0, tensor, start, p.place.unit, deal, tx, step)
-        for i in T.unroll(deal.held):
-            acc[i % ACCUMULATORS] += T.cast(raw[i], "float32")
+        for i in T.unroll(deal.chunks):
+            if deal.has(deal.chunk(i, tx, step)):
+                for v in T.unroll(p.vec):
+                    acc[v % ACCUMULATORS] += T.cast(raw[i * p.vec + v], "float32") - first[0]
     mean[0] = added(acc)
     sum_block(mean, part, 0, tx, warps)
-    mean[0] = mean[0] / T.float32(p.n)
+    mean[0] = first[0] + mean[0] / T.float32(p.n)
     clear(acc, ACCUMULATORS)
     clear(acc_rest, ACCUMULATORS)
     for step in T.serial(deal.parts):

@@ -36,6 +36,7 @@ class FusedAddLayerNormRows(FusedAdd):
         assert bias_form is not None
         shift_dtype = bias_form.dtype
         deal = config.deal(p.n, p.vec)
+        p.fine |= deal.ragged
         rows = count(p.leading, sizes)
         unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
         at_once = config.threads // config.lanes  # rows of a block that are worked on side by side

@@ -7,7 +7,8 @@ import attrs
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Form, Kernel, Scratch, Static
-from tileops.norm.kernels.rows import ARCHS, BUSY, MAX_CLUSTER, PASSES, WARP, lanes_for, strided
+from tileops.norm.kernels.operands import LESS_BUSY
+from tileops.norm.kernels.rows import ARCHS, MAX_CLUSTER, PASSES, WARP, lanes_for, strided
 from tileops.norm.kernels.set_norm import Config, excluded, program
 from tileops.norm.kernels.sets import FARTHEST, Sets, sets_of
 
@@ -34,7 +35,7 @@ def held_configs(s: Sets, dtype: str) -> Iterator[Config]:
         for threads in ((128, 256) if lanes == WARP else (lanes,))
         for resident in (1, 2, 3, 4, 8)
     ]
-    found.sort(key=lambda config: abs(config.threads * config.resident - BUSY))
+    found.sort(key=lambda config: (abs(config.threads * config.resident - LESS_BUSY), -config.resident))
     yield from (config for config in found if excluded(config, s, dtype) is None)
 
 

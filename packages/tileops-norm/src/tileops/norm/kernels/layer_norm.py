@@ -10,12 +10,13 @@ from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.norm.kernels import rms_norm
 from tileops.norm.kernels.centred import Centred, centre, centre_stream
-from tileops.norm.kernels.rms_norm import DEEP, Config, row_of
+from tileops.norm.kernels.rms_norm import Config, row_of
 from tileops.norm.kernels.rows import (
     ARCHS,
     BUSY,
     OVERHEAD,
     PASSES,
+    WARP,
     Deal,
     StreamConfig,
     arguments,
@@ -33,15 +34,18 @@ from tileops.norm.kernels.rows import (
     words,
 )
 
+# Vectors of a row, and the most threads that share it.
+LADDER = ((128, WARP), (256, 64), (512, 128), (1024, 256), (4096, 512), (8192, 1024))
+
 
 def configs(n: int, dtype: str) -> Iterator[Config]:
     """The configs for rows of a length, the default first: as RMSNorm's, where registers suffice for a bias too.
 
     All of them sum a row in one order.
     """
-    found = list(rms_norm.configs(n, dtype, DEEP))
+    found = list(rms_norm.configs(n, dtype, LADDER))
     for config in found[:1]:
-        early, unroll = config.chunks <= 4, config.unroll if config.chunks == 1 else 1
+        early, unroll = config.chunks <= 4 and config.lanes <= 256, config.unroll if config.chunks == 1 else 1
         resident = max(BUSY // config.threads, 1)  # told of fewer, the compiler takes more registers than it needs
         found.insert(0, attrs.evolve(config, early=early, unroll=unroll, resident=resident))
     yield from dict.fromkeys(config for config in found if excluded(config, n, dtype) is None)
@@ -80,6 +84,7 @@ class LayerNormRows(Kernel):
         t, sizes = arguments(static)
         p = Problem(static)
         deal = Deal(p.n, p.vec, config.lanes, config.chunks, config.cluster)
+        p.fine |= deal.ragged
         rows = count(p.leading, sizes)
         unroll, held, cluster = config.unroll, deal.held, config.cluster
         at_once = config.threads // config.lanes  # rows of a block that are worked on side by side

@@ -68,6 +68,7 @@ class Values(Centring):
     vec: int
     dtype: str
     eps: float
+    fine: bool
 
 
 def program(static: Static, config: Config, s: Sets, held: bool, given: bool, moments: bool) -> Any:
@@ -91,9 +92,11 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
     exact = held and cluster * chunks * lanes == s.held
     steady = s.steady(lanes)
     k = 2 * stats + 1
-    values = None if s.held is None or stats > 1 or not held else Values(s.held * vec, vec, dtype, eps)
-    deal = None if values is None else Deal(values.n, vec, lanes, chunks, cluster)
-    fine = dtype == "float32"
+    deal = Deal(s.held * vec, vec, lanes, chunks, cluster) if s.held is not None and held and stats == 1 else None
+    fine = dtype == "float32" or (deal is not None and deal.ragged)
+    values = None if deal is None else Values(deal.n, vec, dtype, eps, fine)
+    rested = not given and (fine if deal is not None else dtype != "bfloat16")
+    pivoted = dtype != "bfloat16"  # its steps are so wide that no mean needs more digits
 
     def inside(number: Any, q: Any) -> Any:
         """Whether there is such a set, and such a vector in it; plain True where there always is."""
@@ -127,7 +130,7 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
     def normal(x: Any, mean: Any, rest: Any, rstd: Any, scale: Any, shift: Any) -> Any:
         """One element of y: all in float32, rounded once."""
         y = T.cast(x, "float32") - mean
-        y = (y - rest if fine else y) * rstd
+        y = (y - rest if rested else y) * rstd
         y = y * T.cast(scale, "float32") if t.weight is not None else y
         y = y + T.cast(shift, "float32") if t.bias is not None else y
         return T.cast(y, dtype)
@@ -184,12 +187,12 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
             load_all(raw, x, x_at[0], number[0], 0, rank, lane, at)
             centre(pivot, rest, variance, raw, values, deal, config, 1, tx, lane, rank)
         else:
-            if fine and (at_once == 1 or number[0] < total):
+            if pivoted and (at_once == 1 or number[0] < total):
                 find_pivot(pivot, flat(x, dtype), x_at[0], "x", s, vectors, at, first)
             for step in T.serial(steps):
                 load_all(raw, x, x_at[0], number[0], step, rank, lane, at)
                 begin = (step * cluster + rank) * chunks * lanes + lane
-                add_step(m, raw, partial(there, number[0], begin), pivot if fine else None, tmp, s, chunks)
+                add_step(m, raw, partial(there, number[0], begin), pivot if pivoted else None, tmp, s, chunks)
             merge_set(m, tmp, k, merge_moments, stats, part, tx, rank, lanes, cluster)
             for g in T.unroll(stats):
                 variance[g] = m[1 + stats + g] / T.max(m[0], 1.0)
