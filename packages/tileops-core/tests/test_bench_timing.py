@@ -270,6 +270,17 @@ def test_events_stand_around_the_burst_alone(timer: str, device: Device) -> None
 
 
 @pytest.mark.parametrize("timer", ["graph", "events"])
+def test_a_burst_holds_its_calls_whose_memory_it_uses(timer: str, device: Device) -> None:
+    calls = [lambda: device.run()]
+    gone = weakref.ref(calls[0])
+    burst = TIMERS[timer](calls, 12, CPU, lambda: None)
+    del calls
+    assert gone() is not None
+    del burst
+    assert gone() is None
+
+
+@pytest.mark.parametrize("timer", ["graph", "events"])
 def test_the_device_sleeps_while_the_host_enqueues_a_burst_and_is_sampled_once_it_runs(
     timer: str, device: Device
 ) -> None:

@@ -69,8 +69,8 @@ def backward_call(
         (backward_call(meta(8, 4096)), "LayerNormBwdRows", ()),
         (backward_call(meta(8, 4096), dy=meta(8, 5000)[:, :4096]), "LayerNormBwdRows", ()),
         (backward_call(meta(8, 4096), dy=meta(4096, 8).t()), "LayerNormBwdRows", ("dy",)),
-        (backward_call(meta(3, 131072)), "LayerNormBwdRows", ()),
-        (backward_call(meta(3, 131080)), "LayerNormBwdStream", ()),
+        (backward_call(meta(3, 32768)), "LayerNormBwdRows", ()),
+        (backward_call(meta(3, 32776)), "LayerNormBwdStream", ()),
         (backward_call(meta(3, 300001)), "LayerNormBwdStream", ()),
     ],
 )

@@ -63,8 +63,8 @@ def backward_call(x: Tensor, axes: int = 1, weight: torch.dtype | None = BF16, d
         (backward_call(meta(8, 4096)), "RMSNormBwdRows", ()),
         (backward_call(meta(8, 4096), dy=meta(8, 5000)[:, :4096]), "RMSNormBwdRows", ()),
         (backward_call(meta(8, 4096), dy=meta(4096, 8).t()), "RMSNormBwdRows", ("dy",)),
-        (backward_call(meta(3, 131072)), "RMSNormBwdRows", ()),
-        (backward_call(meta(3, 131080)), "RMSNormBwdStream", ()),
+        (backward_call(meta(3, 32768)), "RMSNormBwdRows", ()),
+        (backward_call(meta(3, 32776)), "RMSNormBwdStream", ()),
         (backward_call(meta(3, 300001)), "RMSNormBwdStream", ()),
     ],
 )

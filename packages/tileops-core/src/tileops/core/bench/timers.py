@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,12 @@ def graph(calls: Calls, turns: int, device: torch.device, before: Callable[[], N
         for i in range(turns):
             held.append(calls[i % len(calls)]())
     held.clear()
-    return _between_events(captured.replay, turns, device, before)
+    return _between_events(partial(_replay, captured, calls), turns, device, before)
+
+
+def _replay(captured: torch.cuda.CUDAGraph, calls: Calls) -> None:
+    """The calls are here to stay: the graph reads and writes the memory that they hold."""
+    captured.replay()
 
 
 def events(calls: Calls, turns: int, device: torch.device, before: Callable[[], None]) -> Burst:

@@ -62,6 +62,7 @@ def _line(row: Row, rivals: Sequence[str], profile: Profile | None, source: Docu
     name: list[Child] = [row.name, tag("small", f" from {source.name}") if source else None]
     spread = f"{number(us.p10)} - {number(us.p90)}" if us else "-"
     over = row.of_bound is not None and row.of_bound > 1
+    of_copy = row.copy.ratio if row.copy else None
     cells = [
         tag("th", name, scope="row"),
         _cell(number(us.median), us.median, "n strong")
@@ -72,7 +73,7 @@ def _line(row: Row, rivals: Sequence[str], profile: Profile | None, source: Docu
         _cell(number(row.gbps), row.gbps),
         _cell(percent(row.of_bound), row.of_bound, "n bad" if over else "n"),
         _cell(row.bound_by or "-", None, "quiet"),
-        _cell(percent(row.copy and row.copy.ratio), row.copy and row.copy.ratio),
+        _cell(percent(of_copy), of_copy),
         _cell(percent(at := _at_clock(row, profile)), at),
         *(_rival(row, name) for name in rivals),
         _cell(number(row.ratio, 3), row.ratio, f"n strong {state}"),

@@ -102,17 +102,3 @@ def load_both(p, sizes, x_raw, dy_raw, x, dy, row, deal, lane, part):
     clear(dy_raw, deal.held)
     load(x_raw, 0, flat(x, p.dtype), p.place.start(row, sizes), p.place.unit, deal, lane, part)
     load(dy_raw, 0, flat(dy, p.dtype), p.dy_place.start(row, sizes), p.dy_place.unit, deal, lane, part)
-
-
-@T.macro
-def sum_warps(p, warps, part, mine, total, column, into, dtype):
-    """A strip's sums over the rows of a block's warps; a barrier must lie between this and another in ``part``."""
-    tx = T.get_thread_binding()
-    for v in T.unroll(p.vec):
-        part[tx // WARP, tx % WARP * p.vec + v] = mine[v]
-    T.sync_threads()
-    if T.And(tx < WARP * p.vec, column < p.n):
-        total[0] = 0.0
-        for i in T.unroll(warps):
-            total[0] += part[i, tx]
-        flat(into, dtype)[column] = T.cast(total[0], dtype)

@@ -25,7 +25,6 @@ from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     ARCHS,
     COLUMN_WARPS,
-    MAX_CLUSTER,
     MAX_RESIDENT,
     PASSES,
     REGISTERS,
@@ -70,8 +69,6 @@ SHARES = (
     (1, 32 << 10, 512),
     (2, 16 << 10, 256),
     (4, 16 << 10, 256),
-    (MAX_CLUSTER, 16 << 10, 256),
-    (MAX_CLUSTER, 32 << 10, 512),
 )
 VECTORS = 1024  # of a step on a multiprocessor: they keep memory busy
 

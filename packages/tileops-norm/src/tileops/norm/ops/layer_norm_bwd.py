@@ -26,7 +26,7 @@ class LayerNormBwdOp(Op):
     tensor([[ 0.1875, -0.1875]])
     """
 
-    kernels = ("layer_norm_bwd:LayerNormBwdRows", "layer_norm_bwd_stream:LayerNormBwdStream")
+    kernels = ("layer_norm_bwd:LayerNormBwdRows", "backward_stream:LayerNormBwdStream")
     normalized_shape: tuple[int, ...]
 
     def __call__(

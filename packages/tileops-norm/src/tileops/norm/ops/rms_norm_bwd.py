@@ -26,7 +26,7 @@ class RMSNormBwdOp(Op):
     tensor([[ 0.5000, -0.5000]])
     """
 
-    kernels = ("rms_norm_bwd:RMSNormBwdRows", "rms_norm_bwd_stream:RMSNormBwdStream")
+    kernels = ("rms_norm_bwd:RMSNormBwdRows", "backward_stream:RMSNormBwdStream")
     normalized_shape: tuple[int, ...]
     weight_offset: float = 0.0
 
