@@ -76,8 +76,9 @@ def centre(mean, rest, variance, raw, p, deal, config, unroll, tx, lane, rank):
     ``raw`` has a thread's elements of them, zeros where a row has none. The blocks of a cluster must have arrived at
     its barrier.
     """
-    part = T.alloc_shared((2 + p.fine, config.threads // WARP), "float32")
-    parts = T.alloc_shared((2 + p.fine, config.cluster, config.threads // WARP), "float32")
+    shares = unroll * (config.threads // WARP)
+    part = T.alloc_shared((2 + p.fine, shares), "float32")
+    parts = T.alloc_shared((2 + p.fine, config.cluster, shares), "float32")
     if p.fine:
         centre_in_turn(mean, rest, variance, raw, part, parts, p, deal, config, unroll, tx, lane, rank)
     else:
@@ -119,37 +120,40 @@ def centre_at_once(mean, variance, raw, part, parts, p, deal, config, unroll, tx
             mean[u] = (mean[u] + other[0]) * T.float32(0.5)
     if count > 1:
         if tx % WARP == 0:
-            part[0, tx // WARP] = mean[0]
-            part[1, tx // WARP] = variance[0]
+            for u in T.unroll(unroll):
+                part[0, u * warps + tx // WARP] = mean[u]
+                part[1, u * warps + tx // WARP] = variance[u]
         T.sync_threads()
         if config.cluster > 1:
             T.cluster_wait()
             for block in T.unroll(config.cluster):
                 for buffer in T.unroll(2):
-                    T.copy_cluster(part[buffer, 0:warps], parts[buffer, rank, 0:warps], dst_block=block)
+                    T.copy_cluster(
+                        part[buffer, 0 : unroll * warps], parts[buffer, rank, 0 : unroll * warps], dst_block=block
+                    )
             T.cluster_sync()
-        mean[0] = 0.0
-        variance[0] = 0.0
-        if count <= 8:
-            for i in T.unroll(count):
-                mean[0] += given(part, parts, config, 0, i)
-            mean[0] = mean[0] / T.float32(count)
-            for i in T.unroll(count):
-                difference[0] = given(part, parts, config, 0, i) - mean[0]
-                variance[0] += given(part, parts, config, 1, i) + difference[0] * difference[0] * T.float32(
-                    deal.held * WARP
-                )
-        else:
-            for i in T.unroll(-(-count // WARP)):
-                if i * WARP + tx % WARP < count:
-                    mean[0] += given(part, parts, config, 0, i * WARP + tx % WARP)
-            mean[0] = T.warp_reduce_sum(mean[0]) / T.float32(count)
-            for i in T.unroll(-(-count // WARP)):
-                if i * WARP + tx % WARP < count:
-                    difference[0] = given(part, parts, config, 0, i * WARP + tx % WARP) - mean[0]
-                    variance[0] += given(part, parts, config, 1, i * WARP + tx % WARP)
-                    variance[0] += difference[0] * difference[0] * T.float32(deal.held * WARP)
-            variance[0] = T.warp_reduce_sum(variance[0])
+        for u in T.unroll(unroll):
+            mean[u] = 0.0
+            variance[u] = 0.0
+            if count <= 8:
+                for i in T.unroll(count):
+                    mean[u] += given(part, parts, config, 0, u, i)
+                mean[u] = mean[u] / T.float32(count)
+                for i in T.unroll(count):
+                    difference[0] = given(part, parts, config, 0, u, i) - mean[u]
+                    variance[u] += given(part, parts, config, 1, u, i)
+                    variance[u] += difference[0] * difference[0] * T.float32(deal.held * WARP)
+            else:
+                for i in T.unroll(-(-count // WARP)):
+                    if i * WARP + tx % WARP < count:
+                        mean[u] += given(part, parts, config, 0, u, i * WARP + tx % WARP)
+                mean[u] = T.warp_reduce_sum(mean[u]) / T.float32(count)
+                for i in T.unroll(-(-count // WARP)):
+                    if i * WARP + tx % WARP < count:
+                        difference[0] = given(part, parts, config, 0, u, i * WARP + tx % WARP) - mean[u]
+                        variance[u] += given(part, parts, config, 1, u, i * WARP + tx % WARP)
+                        variance[u] += difference[0] * difference[0] * T.float32(deal.held * WARP)
+                variance[u] = T.warp_reduce_sum(variance[u])
     anew(raw, p, deal, unroll)
     for u in T.unroll(unroll):  # an infinite mean is none: infinity less itself
         variance[u] = T.if_then_else(T.abs(mean[u]) <= T.float32(LARGEST), variance[u] / T.float32(p.n), T.float32(NAN))
@@ -161,10 +165,10 @@ def less(squares: Any, part: Any) -> Any:
     return T.if_then_else(left < T.float32(0), T.float32(0), left)
 
 
-def given(part: Any, parts: Any, config: Any, buffer: int, i: Any) -> Any:
+def given(part: Any, parts: Any, config: Any, buffer: int, u: Any, i: Any) -> Any:
     """What the i-th warp of a row gave."""
     warps = config.threads // WARP
-    return parts[buffer, i // warps, i % warps] if config.cluster > 1 else part[buffer, i]
+    return parts[buffer, i // warps, u * warps + i % warps] if config.cluster > 1 else part[buffer, u * warps + i]
 
 
 @T.macro

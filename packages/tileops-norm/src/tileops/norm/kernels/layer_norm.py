@@ -133,19 +133,20 @@ class LayerNormRows(Kernel):
                     T.warpgroup_fence_operand(offset_seen, num_regs=touches(deal, p.bias_dtype))
                 for u in T.unroll(unroll):
                     inverse[u] = p.rstd(inverse[u])
-                    if exact or row[u] < rows:
-                        if t.rstd is not None:
-                            if lane + rank == 0:
-                                flat(mean, "float32")[T.cast(row[u], "int64")] = p.mean(middle[u], rest[u])
-                                flat(rstd, "float32")[T.cast(row[u], "int64")] = inverse[u]
-                        for i in T.unroll(deal.chunks):
-                            chunk = deal.chunk(i, lane, rank)
-                            if deal.has(chunk):
-                                at = i * p.vec if config.early else 0
-                                if p.weighted and not config.early:
-                                    load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
-                                if p.biased and not config.early:
-                                    load_vector(offset, bias, p.bias_dtype, p.vec, chunk)
+                    if t.rstd is not None:
+                        if T.And(lane + rank == 0, row[u] < rows):
+                            flat(mean, "float32")[T.cast(row[u], "int64")] = p.mean(middle[u], rest[u])
+                            flat(rstd, "float32")[T.cast(row[u], "int64")] = inverse[u]
+                for i in T.unroll(deal.chunks):
+                    chunk = deal.chunk(i, lane, rank)
+                    if deal.has(chunk):
+                        at = i * p.vec if config.early else 0
+                        if p.weighted and not config.early:
+                            load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
+                        if p.biased and not config.early:
+                            load_vector(offset, bias, p.bias_dtype, p.vec, chunk)
+                        for u in T.unroll(unroll):
+                            if exact or row[u] < rows:
                                 for v in T.vectorized(p.vec):
                                     out[v] = p.affine(
                                         p.without(raw[u * held + i * p.vec + v], middle[u], rest[u]) * inverse[u],
