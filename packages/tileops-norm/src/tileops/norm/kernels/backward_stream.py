@@ -50,7 +50,7 @@ class Config:
 
 
 class BackwardStream(Kernel):
-    """Four reads and one write of each element, for rows of any length: wins where a row needs a cluster of 8.
+    """Four reads and one write of each element: for rows of any length, beyond 64 KB.
 
     A block a row sums it. Then each thread walks down a strip of columns: it has what it needs of each row, writes dx,
     and sums its columns of dweight and dbias, for a slab of the rows; a last launch adds up the slabs.
@@ -58,8 +58,7 @@ class BackwardStream(Kernel):
 
     archs = ARCHS
     pass_configs = PASSES
-    statistics: tuple[str, ...]
-    """What a row has besides its sums."""
+    statistics: tuple[str, ...]  # of a row; it has as many sums
 
     def refuse(self, call: Call, device: Device) -> str | None:
         return refuse_rows(call, len(call.params["normalized_shape"]))
@@ -102,7 +101,7 @@ def program(static: Static, config: Config, p: Any) -> Any:
     deal = ROW.deal(p.n, p.vec)
     strip = Deal(p.n, p.vec, STRIP, 1, -(-p.n // (p.vec * STRIP)))
     centred, biased = t.mean is not None, t.bias is not None
-    kept = 4 if centred else 2  # numbers of a row: rstd, what is taken off x * 1, off g, and x
+    kept = 4 if centred else 2  # numbers of a row: rstd, what dx loses of x - mean, mean, and what g loses
     slabs, unroll = config.slabs, config.unroll
     warps = ROW.threads // WARP
 

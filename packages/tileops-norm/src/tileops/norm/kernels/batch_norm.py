@@ -12,6 +12,7 @@ from tileops.norm.kernels.set_norm import Config, excluded, program
 from tileops.norm.kernels.sets import FARTHEST, Sets, sets_of
 
 LARGE = 1 << 15  # vectors of a channel, which are worth two blocks a multiprocessor
+ENOUGH = 0.9  # of the multiprocessors
 
 
 def batch_configs(
@@ -23,7 +24,7 @@ def batch_configs(
     statistics there are none.
     """
     widest, most = (512, 4 // tensors) if s.stats == 1 else (256, 2 // tensors)
-    blocks = (4 if given else 2 if vectors >= LARGE else 1) * device.sm_count * 0.9
+    blocks = (4 if given else 2 if vectors >= LARGE else 1) * ENOUGH * device.sm_count
     enough = next((c for c in (1, 2, 4) if s.count * c >= blocks or vectors <= c * 256), MAX_CLUSTER)
     threads = max(lanes_for(-(-vectors // enough), widest), WARP) if vectors > WARP else WARP
     chunks = next(c for c in (1, 2, 4) if c >= min(most, -(-vectors // (enough * threads))))

@@ -118,7 +118,7 @@ def excluded(config: Config, n: int, dtype: str, device: Device) -> str | None:
 
 
 class RMSNormBwdRows(Kernel):
-    """Two reads and one write of each element: wins wherever a row fits a block, or a cluster of up to 8.
+    """Two reads and one write of each element: wins wherever a row fits a block, or a cluster of up to 4.
 
     As many blocks as fit the device walk the rows. The next two rows come into shared memory by asynchronous copies; a
     thread reads only what it copied itself, so that the sum of a row is the only barrier, and a row is summed one step

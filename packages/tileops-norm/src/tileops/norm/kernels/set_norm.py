@@ -92,11 +92,14 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
     exact = held and cluster * chunks * lanes == s.held
     steady = s.steady(lanes)
     k = 2 * stats + 1
-    deal = Deal(s.held * vec, vec, lanes, chunks, cluster) if s.held is not None and held and stats == 1 else None
-    fine = dtype == "float32" or (deal is not None and deal.ragged)
-    values = None if deal is None else Values(deal.n, vec, dtype, eps, fine)
-    rested = not given and (fine if deal is not None else dtype != "bfloat16")
+    # A set in registers that has one statistic is centred like a row, all others by their moments.
+    values = deal = None
+    if held and stats == 1:
+        assert s.held is not None
+        deal = Deal(s.held * vec, vec, lanes, chunks, cluster)
+        values = Values(deal.n, vec, dtype, eps, dtype == "float32" or deal.ragged)
     pivoted = dtype != "bfloat16"  # its steps are so wide that no mean needs more digits
+    rested = not given and (pivoted if values is None else values.fine)
 
     def inside(number: Any, q: Any) -> Any:
         """Whether there is such a set, and such a vector in it; plain True where there always is."""
@@ -108,6 +111,10 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
 
     def unbiased(variance: Any) -> Any:
         return variance * (s.values(sizes) / (s.values(sizes) - T.float32(1)))
+
+    def whole(pivot: Any, rest: Any) -> Any:
+        """The mean as it is returned and moves the running one; a pivot's rest is less than it has digits for."""
+        return pivot if values is None else values.mean(pivot, rest)
 
     def blend(old: Any, new: Any) -> Any:
         return T.float32(1 - momentum) * old + T.float32(momentum) * new
@@ -223,14 +230,14 @@ def program(static: Static, config: Config, s: Sets, held: bool, given: bool, mo
             for g in T.unroll(stats):
                 c = inner[0] * s.channels + g
                 if t.mean is not None:
-                    flat(mean, "float32")[c] = pivot[g]
+                    flat(mean, "float32")[c] = whole(pivot[g], rest[g])
                     flat(rstd, "float32")[c] = r[g]
                 if moments:
                     pair = (T.cast(number[0], "int64") * stats + g) * 2
-                    flat(scratch, "float32")[pair] = pivot[g]
+                    flat(scratch, "float32")[pair] = whole(pivot[g], rest[g])
                     flat(scratch, "float32")[pair + 1] = unbiased(variance[g])
                 elif running:
-                    flat(running_mean, "float32")[c] = blend(old[g], pivot[g])
+                    flat(running_mean, "float32")[c] = blend(old[g], whole(pivot[g], rest[g]))
                     flat(running_var, "float32")[c] = blend(old[stats + g], unbiased(variance[g]))
 
     @T.macro
