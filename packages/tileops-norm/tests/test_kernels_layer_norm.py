@@ -271,6 +271,13 @@ def test_any_number_of_rows(rows: int, n: int) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize(("rows", "n"), [(133, 32776), (41, 32769)])
+def test_the_backward_of_more_long_rows_than_its_slabs_have_at_once(rows: int, n: int) -> None:
+    x, dy = normal(rows, n), normal(rows, n, seed=2)
+    held_backward(dy, x, normal(n, seed=1), normal(n, seed=3))
+
+
+@pytest.mark.cuda
 def test_one_program_serves_all_numbers_of_rows() -> None:
     weight, bias = normal(640, seed=1), normal(640, seed=3)
     held_forward(normal(3, 640), weight, bias, return_stats=True)
