@@ -50,7 +50,7 @@ def _replay(captured: torch.cuda.CUDAGraph, calls: Calls) -> None:
 
 
 def events(calls: Calls, turns: int, device: torch.device, before: Callable[[], None]) -> Burst:
-    """Calls between two events; below 20 us a call it is the host that is measured."""
+    """Calls between two events: a burst that the host takes longer to enqueue than its head start is the host's."""
     _warm(calls, device)
     return _between_events(lambda: _run(calls, turns), turns, device, before)
 

@@ -58,7 +58,6 @@ class BackwardStream(Kernel):
 
     archs = ARCHS
     pass_configs = PASSES
-    statistics: tuple[str, ...]  # of a row; it has as many sums
 
     def refuse(self, call: Call, device: Device) -> str | None:
         return refuse_rows(call, len(call.params["normalized_shape"]))
@@ -73,13 +72,11 @@ class BackwardStream(Kernel):
         n, _ = row_of(call)
         rows = math.prod(call["B"])
         partial = [Scratch((config.slabs, n), "float32") for x in ("weight", "bias") if call.inputs.get(x) is not None]
-        return [Scratch((2 * len(self.statistics) * rows,), "float32"), *partial]
+        return [Scratch((kept("mean" in call.inputs) * rows,), "float32"), *partial]
 
 
 class RMSNormBwdStream(BackwardStream):
     """RMSNorm's."""
-
-    statistics = ("rstd",)
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         return program(static, config, rms_norm_bwd.Problem(static))
@@ -88,10 +85,13 @@ class RMSNormBwdStream(BackwardStream):
 class LayerNormBwdStream(BackwardStream):
     """LayerNorm's."""
 
-    statistics = ("mean", "rstd")
-
     def program(self, static: Static, config: Config, device: Device) -> Any:
         return program(static, config, layer_norm_bwd.Problem(static))
+
+
+def kept(centred: bool) -> int:
+    """Numbers of a row in scratch memory: rstd, what dx loses of x - mean and, if it is centred, mean and g's own."""
+    return 4 if centred else 2
 
 
 def program(static: Static, config: Config, p: Any) -> Any:
@@ -101,7 +101,7 @@ def program(static: Static, config: Config, p: Any) -> Any:
     deal = ROW.deal(p.n, p.vec)
     strip = Deal(p.n, p.vec, STRIP, 1, -(-p.n // (p.vec * STRIP)))
     centred, biased = t.mean is not None, t.bias is not None
-    kept = 4 if centred else 2  # numbers of a row: rstd, what dx loses of x - mean, mean, and what g loses
+    n_kept = kept(centred)
     slabs, unroll = config.slabs, config.unroll
     warps = ROW.threads // WARP
 
@@ -110,10 +110,10 @@ def program(static: Static, config: Config, p: Any) -> Any:
         return x - mean if centred else x
 
     def middle(of_row: Any, u: int) -> Any:
-        return of_row[u * kept + 2] if centred else None
+        return of_row[u * n_kept + 2] if centred else None
 
     def taken_off(g: Any, of_row: Any, u: int) -> Any:
-        return g - of_row[u * kept + 3] if centred else g
+        return g - of_row[u * n_kept + 3] if centred else g
 
     @T.macro
     def sum_row(row, dy, x, weight, mean, rstd, numbers):
@@ -152,7 +152,7 @@ def program(static: Static, config: Config, p: Any) -> Any:
             take_block(total, part, 0, tx, warps)
         take_block(dots, part, 1, tx, warps)
         if tx == 0:
-            at = T.cast(row, "int64") * kept
+            at = T.cast(row, "int64") * n_kept
             flat(numbers, "float32")[at] = r[0]
             flat(numbers, "float32")[at + 1] = dots[0] * r[0] / T.float32(p.n) * r[0] * r[0]  # so nothing overflows
             if centred:
@@ -166,7 +166,7 @@ def program(static: Static, config: Config, p: Any) -> Any:
         row = T.alloc_local((unroll,), "int32")
         x_raw = T.alloc_local((unroll * p.vec,), p.dtype)
         dy_raw = T.alloc_local((unroll * p.vec,), p.dtype)
-        of_row = T.alloc_local((unroll * kept,), "float32")
+        of_row = T.alloc_local((unroll * n_kept,), "float32")
         out = T.alloc_local((p.vec,), p.dtype)
         scale = T.alloc_local((p.vec,), p.weight_dtype)
         dw = T.alloc_local((p.vec,), "float32")
@@ -176,7 +176,7 @@ def program(static: Static, config: Config, p: Any) -> Any:
         clear(db, p.vec)
         clear(x_raw, unroll * p.vec)
         clear(dy_raw, unroll * p.vec)
-        clear(of_row, unroll * kept)
+        clear(of_row, unroll * n_kept)
         if p.weighted:
             clear(scale, p.vec)
             load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, strip, tx, block)
@@ -188,14 +188,14 @@ def program(static: Static, config: Config, p: Any) -> Any:
                     dy_at = p.dy_place.start(row[u], sizes)
                     load(x_raw, u * p.vec, flat(x, p.dtype), x_at, p.place.unit, strip, tx, block)
                     load(dy_raw, u * p.vec, flat(dy, p.dtype), dy_at, p.dy_place.unit, strip, tx, block)
-                    for i in T.vectorized(kept):
-                        of_row[u * kept + i] = flat(numbers, "float32")[T.cast(row[u], "int64") * kept + i]
+                    for i in T.vectorized(n_kept):
+                        of_row[u * n_kept + i] = flat(numbers, "float32")[T.cast(row[u], "int64") * n_kept + i]
             for u in T.unroll(unroll):
                 if T.And(row[u] < rows, strip.has(chunk)):
                     for v in T.vectorized(p.vec):
                         out[v] = T.cast(
-                            taken_off(p.scaled(dy_raw[u * p.vec + v], scale[v]), of_row, u) * of_row[u * kept]
-                            - centre(x_raw[u * p.vec + v], middle(of_row, u)) * of_row[u * kept + 1],
+                            taken_off(p.scaled(dy_raw[u * p.vec + v], scale[v]), of_row, u) * of_row[u * n_kept]
+                            - centre(x_raw[u * p.vec + v], middle(of_row, u)) * of_row[u * n_kept + 1],
                             p.dtype,
                         )
                     for v in T.vectorized(p.vec):
@@ -203,7 +203,7 @@ def program(static: Static, config: Config, p: Any) -> Any:
                     if p.weighted:
                         for v in T.unroll(p.vec):
                             dw[v] += centre(x_raw[u * p.vec + v], middle(of_row, u)) * (
-                                T.cast(dy_raw[u * p.vec + v], "float32") * of_row[u * kept]
+                                T.cast(dy_raw[u * p.vec + v], "float32") * of_row[u * n_kept]
                             )
                     if biased:
                         for v in T.unroll(p.vec):

@@ -61,10 +61,8 @@ class Config:
 # thread keep as many bytes on their way as in RMSNorm.
 LADDER = ((64, WARP), (256, 128), (512, 256))
 MOST = 512  # threads beyond: 1024 leave each too few registers for two tensors
-WANTED, HELD = (
-    16,
-    32,
-)  # registers for a thread's part of a row, most wanted and most; the residual takes as many at first
+WANTED = 16  # registers for a thread's part of a row, as long as a cluster has that many; the residual takes as many
+HELD = 32  # the same, at most
 STEP = 16  # the same where a row is taken in steps
 OTHERS = 32  # registers for all else
 
@@ -76,12 +74,12 @@ def configs(n: int, dtype: str, multiple: int = WARP) -> Iterator[Config]:
     """
     vec = vector(n, dtype)
     vectors, size = n // vec, words(vec, dtype)
-    for held, cluster in [*((WANTED, c) for c in (1, 2, 4, MAX_CLUSTER)), (HELD, MAX_CLUSTER)]:
+    for most, cluster in [*((WANTED, c) for c in (1, 2, 4, MAX_CLUSTER)), (HELD, MAX_CLUSTER)]:
         share = -(-vectors // cluster)
         lanes = evenly(share, next((threads for limit, threads in LADDER if share <= limit), MOST))
         lanes = lanes if lanes <= WARP else -(-lanes // multiple) * multiple
         deal = Config(lanes, -(-share // lanes), cluster, threads=max(lanes, 128) if lanes <= WARP else lanes)
-        if deal.chunks * size <= held:
+        if deal.chunks * size <= most:
             break
     else:
         chunks = STEP // size

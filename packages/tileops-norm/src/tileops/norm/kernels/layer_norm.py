@@ -65,8 +65,9 @@ def excluded(config: Config, n: int, dtype: str) -> str | None:
 class LayerNormRows(Kernel):
     """Rows in registers, one read and one write of each element: wins wherever a row fits.
 
-    A row is shared by some lanes of a warp, by a block or, beyond 128 KB, by a cluster of up to 8 blocks. The variance
-    is that of the centred row, in a second sum over the same registers.
+    A row is shared by some lanes of a warp, by a block or, beyond 128 KB, by a cluster of up to 8 blocks. Its mean and
+    variance take one exchange between these threads, or two (``centred.centre``). Weight and bias that come behind that
+    are touched before, so that they are in the caches.
     """
 
     archs = ARCHS
