@@ -214,21 +214,23 @@ def test_errors_survive_pickling(scale):
 
 
 def test_the_families_import_quickly():
-    """Under 0.3 s on top of torch: no TileLang, no CLI, no reading of more than the spec."""
+    """Under a seventh of what torch itself takes: no TileLang, no CLI, no reading of more than the spec."""
     code = (
-        "import time, torch\n"
+        "import time\n"
         "start = time.process_time()\n"
+        "import torch\n"
+        "torchs = time.process_time() - start\n"
         "import tileops.gemm\n"
-        "took = time.process_time() - start\n"
+        "took = time.process_time() - start - torchs\n"
         "import sys\n"
         "assert not {'tilelang', 'click', 'rich', 'pytest'} & sys.modules.keys()\n"
-        "print(took)"
+        "print(took / torchs)"
     )
-    took: list[float] = []
-    while len(took) < 6 and min(took, default=1) >= 0.3:  # a busy machine makes single runs look slow
-        took.append(float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout))
-    print(f"import tileops.gemm on top of torch: {min(took):.3f} s")
-    assert min(took) < 0.3
+    shares: list[float] = []
+    while len(shares) < 6 and min(shares, default=1) >= 1 / 7:  # a busy machine makes single runs look slow
+        shares.append(float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout))
+    print(f"import tileops.gemm: {min(shares):.3f} of torch's")
+    assert min(shares) < 1 / 7
 
 
 def test_a_tensor_annotation_is_what_the_call_takes():

@@ -107,17 +107,20 @@ def test_load_raises_spec_errors_alone(tmp_path_factory: pytest.TempPathFactory,
 # -- quickly -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_large_entries_are_read_in_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hundred_large_entries_take_few_times_their_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    """A second where this was written; a ratio holds on slow and shared cores too."""
     largest = (SPECS / "attention.yaml").read_text()
     text = "".join(largest.replace("GQADenseFwdOp:", f"Dense{i}FwdOp:") for i in range(100))
     began = time.process_time()
     file = parse_spec(text)
     took = time.process_time() - began
+    yaml.compose(text, yaml.CSafeLoader)
+    yamls = time.process_time() - began - took
     with capsys.disabled():
-        print(f" [100 entries, {len(text) // 1000} kB: {took:.2f} s of CPU time] ", end="")
+        print(f" [100 entries, {len(text) // 1000} kB: {took:.2f} s of CPU time, yaml's {yamls:.2f}] ", end="")
     assert len(file.entries) == 100
     assert file.errors == ()
-    assert took < 2.5  # 0.8 where this was written; slow and shared cores are meant to pass
+    assert took < 5 * yamls
 
 
 def test_reading_leaves_no_garbage() -> None:
