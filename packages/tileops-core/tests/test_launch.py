@@ -19,7 +19,7 @@ from tileops.core import program, torch_ops
 from tileops.core.backend import gpu
 from tileops.core.errors import CaptureError, NoKernelError
 from tileops.core.kernel import ALIGNMENT, H200, Form, Kernel, Scratch, static_of
-from tileops.core.launch import MISS, Interval
+from tileops.core.launch import LARGEST, MISS, Interval
 from tileops.core.op import make_op
 from tileops.core.plan import MAX_GUARDS
 from tileops.core.program import Program
@@ -76,6 +76,17 @@ StirFwdOp:
     inputs: {x: {dtype: float32, shape: "[M, N]", mutated: true}}
     outputs: {y: {dtype: float32, shape: "[M, N]", layout: like(x)}}
     symbolic: [M]
+
+LinesFwdOp:
+  family: test
+  summary: Rows in any number of axes.
+  status: spec-only
+  reference: attend_reference:reference
+  signature:
+    forall: {B: Shape}
+    inputs: {x: {dtype: float32, shape: "[*B, 4]"}}
+    outputs: {y: {dtype: float32, shape: "[*B, 4]"}}
+    symbolic: [B]
 """
 
 
@@ -397,6 +408,23 @@ def test_rows_of_a_moving_length_are_aligned_or_not(rows_op, recorder, M, kernel
         assert plan.launch(*inputs(n, K=7)).shape == (n, 8)
     for n in other:
         assert plan.launch(*inputs(n)) is MISS
+
+
+def test_each_axis_of_a_shape_has_its_buckets(op_class, recorder):
+    lines = make_op(
+        "LinesFwdOp",
+        op_class.spec,
+        __module__="attend_family.ops.attend",
+        kernels=("attend:Whatever",),
+        buckets={"B": (4, 64, LARGEST)},
+    )
+    plan, _ = plan_of(recorder, lines(), (torch.ones(3, 50, 4),))
+    for B in ((1, 5), (4, 64)):
+        assert plan.launch(torch.ones(*B, 4)).shape == (*B, 4)
+    for B in ((5, 50), (3, 4), (3, 65)):
+        assert plan.launch(torch.ones(*B, 4)) is MISS
+    for B, largest in (((3, 50), (4, 64)), ((1000, 3), (1000, 4)), ((5, 6, 1), (64, 64, 4))):
+        assert gpu.bucketed(lines().bind(torch.ones(*B, 4))).inputs["x"].shape == (*largest, 4)
 
 
 def test_lengths_share_programs(op_class, recorder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
@@ -92,6 +93,18 @@ def test_the_order_of_a_sum_is_that_of_the_length(n: int, dtype: torch.dtype) ->
                 assert config.lanes == config.threads <= 512 or config.lanes in (1, 2, 4, 8, 16, 32)
                 assert config.steps == 1 or not config.early
         assert len(deals) == 1
+
+
+@pytest.mark.parametrize("n", [1000, 8192, 16384, 131072])
+def test_few_rows_have_their_weights_early_and_are_summed_as_many_are(n: int) -> None:
+    """What a bucket's largest call says holds for all of it."""
+    few = [(1,), (1, 1), (64,), (16, 1), (1, 64)]
+    many = [(65,), (70000,), (16, 16), (2, 70000), (3, 5, 7)]
+    for op in (RMS, LN, BLOCK):
+        found = {lead: gpu.choose(call_of(op, meta(*lead, n, dtype=BF16)), H200).config for lead in few + many}
+        assert len({found[lead] for lead in few}) == len({found[lead] for lead in many}) == 1
+        assert found[1,].early
+        assert attrs.evolve(found[65,], early=True, resident=1) == found[1,]
 
 
 @pytest.mark.parametrize("n", [129, 130, 132, 136, 192, 1001, 1002, 1004, 1008, 5120, 65537, 131072, 300001])

@@ -101,8 +101,19 @@ def test_the_order_of_a_sum_is_that_of_the_length(n: int, dtype: torch.dtype) ->
         assert all(c.lanes == c.threads or 32 % c.lanes == 0 for c in found)
 
 
+@pytest.mark.parametrize("n", [1000, 8192, 16384])
+def test_few_rows_have_their_weights_early_and_are_summed_as_many_are(n: int) -> None:
+    """What a bucket's largest call says holds for all of it."""
+    few = [(1,), (1, 1), (64,), (16, 1), (1, 64)]
+    many = [(65,), (70000,), (16, 16), (2, 70000), (3, 5, 7)]
+    found = {lead: gpu.choose(forward_call(meta(*lead, n, dtype=BF16)), H200).config for lead in few + many}
+    assert len({found[lead] for lead in few}) == len({found[lead] for lead in many}) == 1
+    assert found[1,].early
+    assert attrs.evolve(found[65,], early=True, resident=1) == found[1,]
+
+
 def test_a_config_that_leaves_no_registers_for_a_bias_is_left_out() -> None:
-    forward = next(layer_norm.configs(16384, "bfloat16"))
+    forward = next(layer_norm.configs(16384, "bfloat16", few=False))
     assert layer_norm.excluded(forward, 16384, "bfloat16") is None
     crowded = attrs.evolve(forward, early=True, resident=2)
     assert layer_norm.excluded(crowded, 16384, "bfloat16") is None

@@ -38,9 +38,10 @@ class Op:
     Equal params make equal ops, and equal ops share what is learnt about their calls. Thread-safe.
 
     ``kernels`` names the kernels as ``"module:Class"`` in the family's ``kernels`` package, the preferred first; they
-    are imported when a GPU first plans a call. ``buckets`` gives, for a size that changes from call to call, the upper
-    ends of the intervals within which one choice of kernel and config serves; beyond the last they double. ``pitches``
-    names such sizes that are the length of a tensor's rows: whether those are multiples of 16 bytes decides, too.
+    are imported when a GPU first plans a call. ``buckets`` gives, for an index whose sizes change from call to call,
+    the upper ends of the intervals within which one choice of kernel and config serves; beyond the last they double.
+    ``pitches`` names such sizes that are the length of a tensor's rows: whether those are multiples of 16 bytes
+    decides, too.
     """
 
     __slots__ = ("__weakref__", "_state")

@@ -277,15 +277,17 @@ def packed(call: Call, copies: Sequence[str]) -> Call:
 def intervals(call: Call, static: Static) -> Bounds:
     """The bounds within which each moving size may change, for one choice of kernel and config to serve.
 
-    An op's ``buckets`` give the upper ends of an index's intervals; beyond the last they double. An index that it
-    doesn't name may have any size. One that its ``pitches`` name is bounded by whether rows as long are aligned, too.
+    An op's ``buckets`` give the upper ends of an index's intervals, of each axis of a Shape index; beyond the last they
+    double. An index that it doesn't name may have any size. One that its ``pitches`` name is bounded by whether rows as
+    long are aligned, too.
     """
     cls = torch_ops.class_of(call.entry)
     bounds: dict[str, Interval] = {}
     for axis, n in _sizes(call, static):
         if axis not in bounds:
             step = _row_step(axis, static) if axis in cls.pitches else 1
-            low, high = _interval(cls.buckets[axis], n) if axis in cls.buckets else (1, LARGEST)
+            ends = cls.buckets.get(axis.partition("[")[0])
+            low, high = _interval(ends, n) if ends else (1, LARGEST)
             bounds[axis] = Interval(low, high, step, n % step == 0)
     return bounds
 

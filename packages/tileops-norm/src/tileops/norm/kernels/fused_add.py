@@ -26,6 +26,7 @@ from tileops.norm.kernels.rows import (
     clear,
     crowded,
     evenly,
+    few_rows,
     flat,
     load,
     refuse_rows,
@@ -67,8 +68,8 @@ STEP = 16  # the same where a row is taken in steps
 OTHERS = 32  # registers for all else
 
 
-def configs(n: int, dtype: str, multiple: int = WARP) -> Iterator[Config]:
-    """The configs for rows of a length, the default first; lanes beyond a warp are a ``multiple``.
+def configs(n: int, dtype: str, few: bool, multiple: int = WARP) -> Iterator[Config]:
+    """The configs for ``few`` rows of a length, or many, the default first; lanes beyond a warp are a ``multiple``.
 
     All of them sum a row in one order: neither the number of rows nor a tuner has a say in it.
     """
@@ -85,10 +86,10 @@ def configs(n: int, dtype: str, multiple: int = WARP) -> Iterator[Config]:
         chunks = STEP // size
         deal = Config(MOST, chunks, steps=-(-vectors // (MOST * chunks)), threads=MOST)
     held = deal.chunks * size
-    early = deal.steps == 1 and 3 * held + OTHERS <= REGISTERS // (2 * deal.threads)
-    room = (2 * held + OTHERS) * 2 * deal.threads <= REGISTERS
+    early = deal.steps == 1 and (few or 3 * held + OTHERS <= REGISTERS // (2 * deal.threads))
+    two = not few and (2 * held + OTHERS) * 2 * deal.threads <= REGISTERS
     default = attrs.evolve(
-        deal, unroll=2 if lanes <= WARP else 1, early=early, resident=2 if room and lanes > WARP else 1
+        deal, unroll=2 if lanes <= WARP else 1, early=early, resident=2 if two and lanes > WARP else 1
     )
     seen = [default]
     for threads in (128, 256) if deal.lanes <= WARP else (deal.lanes,):
@@ -119,7 +120,7 @@ class FusedAdd(Kernel):
         return refuse_rows(call, 1)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
-        return configs(call["N"], call["T"])
+        return configs(call["N"], call["T"], few_rows(call, 1))
 
 
 class Sum(Rows):

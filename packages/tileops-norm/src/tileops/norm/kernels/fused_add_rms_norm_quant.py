@@ -27,6 +27,7 @@ from tileops.norm.kernels.rows import (
     arguments,
     clear,
     count,
+    few_rows,
     flat,
     inverse_sqrt,
     launch,
@@ -48,7 +49,8 @@ class FusedAddRMSNormQuantRows(FusedAdd):
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         # Beyond a warp, so many lanes that their vectors side by side are whole blocks.
-        return configs(call["N"], call["T"], max(WARP, BLOCK // vector(call["N"], call["T"])))
+        whole = max(WARP, BLOCK // vector(call["N"], call["T"]))
+        return configs(call["N"], call["T"], few_rows(call, 1), whole)
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         t, sizes = arguments(static)

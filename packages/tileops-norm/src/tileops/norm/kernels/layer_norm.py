@@ -23,6 +23,7 @@ from tileops.norm.kernels.rows import (
     clear,
     count,
     crowded,
+    few_rows,
     flat,
     launch,
     load,
@@ -38,15 +39,17 @@ from tileops.norm.kernels.rows import (
 LADDER = ((128, WARP), (256, 64), (512, 128), (1024, 256), (4096, 512), (8192, 1024))
 
 
-def configs(n: int, dtype: str) -> Iterator[Config]:
+def configs(n: int, dtype: str, few: bool) -> Iterator[Config]:
     """The configs for rows of a length, the default first: as RMSNorm's, where registers suffice for a bias too.
 
-    All of them sum a row in one order.
+    All of them sum a row in one order, ``few`` rows and many.
     """
     found = list(rms_norm.configs(n, dtype, LADDER))
     for config in found[:1]:
-        early, unroll = config.chunks <= 4 and config.lanes <= 256, config.unroll if config.chunks == 1 else 1
-        resident = max(BUSY // config.threads, 1)  # told of fewer, the compiler takes more registers than it needs
+        early = few or (config.chunks <= 4 and config.lanes <= 256)
+        # Told of fewer, the compiler takes more registers than it needs.
+        resident = 1 if few else max(BUSY // config.threads, 1)
+        unroll = config.unroll if config.chunks == 1 else 1
         found.insert(0, attrs.evolve(config, early=early, unroll=unroll, resident=resident))
     yield from dict.fromkeys(config for config in found if excluded(config, n, dtype) is None)
 
@@ -74,12 +77,12 @@ class LayerNormRows(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        if next(configs(*row_of(call)), None) is None:
+        if next(self.configs(call, device), None) is None:
             return "a row of {} {} fits in no cluster's registers".format(*row_of(call))
         return refuse_rows(call, len(call.params["normalized_shape"]))
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
-        return configs(*row_of(call))
+        return configs(*row_of(call), few_rows(call, len(call.params["normalized_shape"])))
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         t, sizes = arguments(static)

@@ -29,6 +29,7 @@ WARP = 32
 MAX_THREADS, MAX_CLUSTER = 1024, 8  # of a block, and its blocks; larger clusters are not portable
 REGISTERS, MAX_RESIDENT = 65536, 2048  # of a multiprocessor, and its threads
 BUSY = 1024  # threads of a multiprocessor that keep enough rows on their way
+FEW = 64  # rows that each have a multiprocessor to themselves; an op whose kernels ask has a bucket that ends here
 LINE = 64  # bytes that memory gives at once
 OVERHEAD = 28  # registers of a thread for addresses and sums, where a row has several operands
 ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
@@ -211,6 +212,13 @@ def refuse_rows(call: Call, axes: int) -> str | None:
         elif strided(meta, axes):
             return f"the elements of {name}'s rows do not lie side by side"
     return None
+
+
+def few_rows(call: Call, axes: int) -> bool:
+    """Whether a call has few rows of the last ``axes`` axes: its time is that of one, not of what memory moves."""
+    x = call.inputs["x"]
+    assert x is not None
+    return math.prod(x.shape[: len(x.shape) - axes]) <= FEW
 
 
 def strided(meta: TensorMeta, axes: int) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from attrs import define
 from torch import Tensor
 
@@ -27,6 +30,7 @@ class FusedAddLayerNormFwdOp(Op):
     """
 
     kernels = ("fused_add_layer_norm:FusedAddLayerNormRows",)
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (1, 64, 2**31 - 1)}  # few rows, and all others
     eps: float = 1e-5
     return_stats: bool = False
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from attrs import define
 from torch import Tensor
 
@@ -28,6 +31,7 @@ class FusedAddRMSNormFwdOp(Op):
     """
 
     kernels = ("fused_add_rms_norm:FusedAddRMSNormRows",)
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (1, 64, 2**31 - 1)}  # few rows, and all others
     eps: float = 1e-6
     weight_offset: float = 0.0
     return_rstd: bool = False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from attrs import define
 from torch import Tensor
@@ -33,6 +36,7 @@ class FusedAddRMSNormQuantFwdOp(Op):
     """
 
     kernels = ("fused_add_rms_norm_quant:FusedAddRMSNormQuantRows",)
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (1, 64, 2**31 - 1)}  # few rows, and all others
     quant: str = "per_token"
     quant_dtype: torch.dtype = torch.float8_e4m3fn
     eps: float = 1e-6

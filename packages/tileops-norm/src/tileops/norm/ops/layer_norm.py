@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from attrs import define
 from torch import Tensor
 
@@ -28,6 +31,7 @@ class LayerNormFwdOp(Op):
     """
 
     kernels = ("layer_norm:LayerNormRows", "layer_norm:LayerNormStream")
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (1, 64, 2**31 - 1)}  # few rows, and all others
     normalized_shape: tuple[int, ...]
     eps: float = 1e-5
     return_stats: bool = False
