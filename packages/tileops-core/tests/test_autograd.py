@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tileops.core.errors import TileOpsError
 from tileops.core.op import make_op
@@ -109,6 +110,47 @@ def test_a_training_step_compiles_whole(root, backend):
     step(*compiled).backward()
     for a, b in zip(plain, compiled, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_checkpoint_gives_the_same_gradients(root):
+    """It unpacks what was saved once, and no more."""
+    plain, again = inputs(), inputs()
+    root()(*plain).sum().backward()
+    checkpoint(root(), *again, use_reentrant=False).sum().backward()
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_a_recorded_call_is_the_last_one_too(root):
+    op, (x, weight, z) = root(power=0.25), inputs()
+    with pytest.raises(TileOpsError, match="no call of it has run"):
+        op.eval_roofline()
+    op(x.detach(), weight.detach(), z.detach())
+    long = torch.ones(100, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        op(long)
+        assert op._state.last_call() == op.bind(long)
+
+
+def test_what_is_tuned_forward_is_tuned_backward(root):
+    op, (x, *_) = root(power=0.75), inputs()
+    op(x).sum().backward()
+    op.request_tune()
+    op(x).sum().backward()
+    gradient = op._state.gradient
+    assert gradient.forward.tune
+    assert all(backward.state.tune for backward in gradient.backward)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, lambda f: lambda x: torch.func.vjp(f, x)])
+def test_the_derivatives_of_torch_func_are_refused(root, transform):
+    with pytest.raises(TileOpsError, match=r"RootFwdOp: the derivatives of torch.func are not supported; use torch.au"):
+        transform(lambda x: root()(x).sum())(torch.ones(3, dtype=torch.float64))
+
+
+def test_a_batch_of_calls_by_vmap_is_refused_where_torch_makes_none(root):
+    with pytest.raises(TileOpsError, match=r"RootFwdOp: torch.vmap is not supported; call it on the whole batch"):
+        torch.vmap(root())(torch.ones(4, 3, dtype=torch.float64))
 
 
 def test_a_second_derivative_is_refused(root):

@@ -77,6 +77,18 @@ StirFwdOp:
     outputs: {y: {dtype: float32, shape: "[M, N]", layout: like(x)}}
     symbolic: [M]
 
+JoinFwdOp:
+  family: test
+  summary: Two tensors that broadcast.
+  status: spec-only
+  reference: attend_reference:reference
+  signature:
+    forall: {A: Shape, B: Shape}
+    inputs: {x: {dtype: float32, shape: "[*A, 4]"}, y: {dtype: float32, shape: "[*B, 4]"}}
+    outputs: {z: {dtype: float32, shape: "[*A, 4]"}}
+    where: ["broadcast(A, B) == A"]
+    symbolic: [A, B]
+
 LinesFwdOp:
   family: test
   summary: Rows in any number of axes.
@@ -146,6 +158,11 @@ class Whatever(Rows):
         return None
 
 
+class Scratched(Whatever):
+    def workspace(self, call, config):
+        return [Scratch((7,), "float32")]
+
+
 class Recorder:
     """A GPU of CPU tensors: ``launched`` holds the arguments of each launch."""
 
@@ -186,7 +203,9 @@ def op_class(tmp_path_factory):
     sys.modules["attend_reference"] = SimpleNamespace(reference=lambda q, k, w, **_: (q.clone(), None))
     sys.modules["attend_family"] = SimpleNamespace()
     sys.modules[kernels] = SimpleNamespace()
-    sys.modules[f"{kernels}.attend"] = SimpleNamespace(Wide=Wide, Narrow=Narrow, Old=Old, Rows=Rows, Whatever=Whatever)
+    sys.modules[f"{kernels}.attend"] = SimpleNamespace(
+        Wide=Wide, Narrow=Narrow, Old=Old, Rows=Rows, Whatever=Whatever, Scratched=Scratched
+    )
     path = tmp_path_factory.mktemp("spec") / "attend.yaml"
     path.write_text(SPEC)
     return make_op(
@@ -408,6 +427,49 @@ def test_rows_of_a_moving_length_are_aligned_or_not(rows_op, recorder, M, kernel
         assert plan.launch(*inputs(n, K=7)).shape == (n, 8)
     for n in other:
         assert plan.launch(*inputs(n)) is MISS
+
+
+def test_a_size_that_no_program_takes_is_refused(rows_op):
+    long = torch.ones(1, 1, dtype=torch.float16).expand(2**31 + 8, 72)
+    with pytest.raises(NoKernelError, match=r"SumFwdOp: no kernel serves(.|\n)*every kernel: K = 2147483656 is beyond"):
+        gpu.bucketed(rows_op().bind(long, torch.ones(1, 1, dtype=torch.float16).expand(2**31 + 8, 8)))
+
+
+def test_shapes_that_do_not_fit_together_are_no_call_of_a_kind(op_class, recorder):
+    """The rule has no value then: the checker says what is wrong."""
+    op = make_op("JoinFwdOp", op_class.spec, __module__="attend_family.ops.attend", kernels=("attend:Whatever",))()
+    plan, _ = plan_of(recorder, op, (torch.ones(2, 3, 4), torch.ones(2, 3, 4)))
+    assert plan.launch(torch.ones(5, 3, 4), torch.ones(1, 3, 4)).shape == (5, 3, 4)
+    assert plan.launch(torch.ones(5, 3, 4), torch.ones(2, 3, 4)) is MISS
+
+
+def test_autograd_is_told_of_what_a_kernel_writes(op_class, recorder):
+    op = make_op("StirFwdOp", op_class.spec, __module__="attend_family.ops.attend", kernels=("attend:Whatever",))()
+    x = torch.ones(5, 4, requires_grad=True)
+    kept = x * 1
+    squares = (kept * kept).sum()
+    plan, _ = plan_of(recorder, op, (kept.detach(),))
+    plan.launch(kept.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()
+
+
+@pytest.mark.parametrize(
+    "name", ["main", "empty", "last", "plan", "run", "launch", "n_M", "s_x", "scratch_0", "packed"]
+)
+def test_a_tensor_may_have_any_name(tmp_path, recorder, name):
+    path = tmp_path / "named.yaml"
+    op_name = f"Launch{name.title().replace('_', '')}FwdOp"
+    path.write_text(
+        f"{op_name}:\n  family: test\n  summary: A copy.\n  status: spec-only\n  signature:\n    forall: {{M: Dim}}\n"
+        f"    inputs: {{{name}: {{dtype: float32, shape: '[M]'}}, x: {{dtype: float32, shape: '[M, M]'}}}}\n"
+        "    outputs: {y: {dtype: float32, shape: '[M]'}}\n    symbolic: [M]\n"
+    )
+    op = make_op(op_name, path, __module__="attend_family.ops.attend", kernels=("attend:Scratched",))()
+    plan, last = plan_of(recorder, op, (torch.ones(3), torch.ones(3, 3)))
+    assert plan.launch(torch.ones(5), torch.ones(5, 5)).shape == (5,)
+    assert last.run == (plan, 5)
+    assert [tuple(t.shape) for t in recorder.launched[0]] == [(5,), (5, 5), (5,), (7,)]
 
 
 def test_each_axis_of_a_shape_has_its_buckets(op_class, recorder):

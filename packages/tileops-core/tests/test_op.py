@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,41 @@ def test_bind_makes_a_call_of_tensors_metas_or_shapes(scale):
         op.bind((3,))
     with pytest.raises(CheckError, match="got 3 inputs, expected at most 2: x, bias"):
         op.bind((3,), (3,), (3,), T="float16")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dtypes", "message"),
+    [
+        (((-1,),), {"T": "float16"}, r"x: got \(-1,\), expected a tensor, or a shape: a tuple of sizes"),
+        (((1.5,),), {"T": "float16"}, r"x: got \(1.5,\), expected a tensor, or a shape"),
+        (("ab",), {"T": "float16"}, "x: got 'ab', expected a tensor, or a shape"),
+        (((3,),), {"T": "float16", "U": "float32"}, "got a dtype for 'U', expected one for T, x, bias"),
+        ((torch.ones(3), torch.ones(3, device="meta")), {}, "bias: got a tensor on meta, expected cpu, where x is"),
+        ((torch.ones(3).to_sparse(),), {}, "x: got a tensor of layout torch.sparse_coo, expected a strided tensor"),
+    ],
+)
+def test_bind_refuses_what_no_call_can_be(scale, inputs, dtypes, message):
+    with pytest.raises(CheckError, match=message):
+        scale().bind(*inputs, **dtypes)
+
+
+def test_warmup_runs_a_call_where_its_tensors_are(scale):
+    op = scale(with_sum=True)
+    for call in (op.bind(torch.ones(3), torch.ones(1).expand(3)), op.bind((4,), T="float16")):
+        op.warmup(call)
+        assert op._state.local.run[0].call["N"] == call["N"]
+
+
+@pytest.mark.parametrize("name", ["state", "matches", "launch", "result", "run", "plan", "forward_ad"])
+def test_an_input_may_have_any_name(tmp_path, name):
+    path = tmp_path / "named.yaml"
+    text = SPEC.format(name=f"{name.title().replace('_', '')}NamedFwdOp")
+    path.write_text(re.sub(r"\bbias\b", name, text))
+    sys.modules["named_reference"] = SimpleNamespace(reference=lambda x, **others: (x * 2, None))
+    path.write_text(re.sub(r"reference: .*", "reference: named_reference:reference", path.read_text()))
+    op = make_op(f"{name.title().replace('_', '')}NamedFwdOp", path)()
+    for _ in range(2):
+        assert torch.equal(op(torch.ones(3), torch.ones(3)), torch.full((3,), 2.0))
 
 
 def test_a_float_like_dtype_param_reaches_the_reference(scale):

@@ -9,6 +9,7 @@ import torch
 
 from tileops.attention import GQADenseFwdOp
 from tileops.core import guards
+from tileops.core.accuracy import yardstick
 from tileops.core.bench.host import host_cost
 from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.plan import MAX_GUARDS, MAX_PLANS
@@ -148,6 +149,27 @@ def test_threads_share_an_op(norm, path):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_autocast_changes_no_result():
+    """An op computes as its spec says, and so does the yardstick that its result is held to."""
+    op, a, b = GEMMFwdOp(), torch.randn(16, 512).half(), torch.randn(8, 512).half()
+    plain, wanted = op(a, b), yardstick(op.bind(a, b), {"a": a, "b": b})["d"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(op(a, b), plain)
+        assert torch.equal(yardstick(op.bind(a, b), {"a": a, "b": b})["d"], wanted)
+
+
+def test_tensors_on_several_devices_are_refused_everywhere():
+    """Eagerly, compiled, and by the operator itself."""
+    norm, x, weight = RMSNormFwdOp(8), torch.ones(4, 8), torch.ones(8, device="meta")
+    message = "RMSNormFwdOp: weight: got a tensor on meta, expected cpu, where x is"
+    with pytest.raises(CheckError, match=message):
+        norm(x, weight)
+    with pytest.raises(Exception, match=message):
+        torch.compile(lambda x, weight: norm(x, weight), backend="eager", fullgraph=True)(x, weight)
+    with pytest.raises(CheckError, match=message):
+        norm._state.operator(x, weight, *norm._state.values)
 
 
 def test_a_refused_call_leaves_nothing_behind(norm):

@@ -385,6 +385,25 @@ def test_an_index_that_some_calls_leave_unbound(keys: dict[str, str], inputs: di
 
 
 @pytest.mark.parametrize(
+    ("keys", "inputs", "what", "computed"),
+    [
+        ({}, {"x": "[M, N]", "y": "[2 * M]"}, "an axis of y", "2 * M"),
+        ({}, {"x": "[M + 1, N]"}, "an axis of x", "M + 1"),
+        ({"outputs": '{y: {dtype: float32, shape: "[M // 2]"}}'}, {"x": "[M, N]"}, "an axis of y", "M // 2"),
+        ({"let": "{L: M * N}"}, {"x": "[M, N]"}, "let L", "M * N"),
+    ],
+)
+def test_no_size_is_computed_from_one_that_moves(
+    keys: dict[str, str], inputs: dict[str, str], what: str, computed: str
+) -> None:
+    (fault,) = errors(inputs, "M: Dim, N: Dim", symbolic="[M]", **keys)
+    message = f"'M' changes from call to call, so {what} can't be computed from it: '{computed}'"
+    assert (fault.code, fault.message) == ("S207", message)
+    assert fault.hint == "leave 'M' out of 'symbolic', or give the axis a name"
+    assert errors(inputs, "M: Dim, N: Dim", symbolic="[N]" if "N" not in computed else "[]", **keys) == []
+
+
+@pytest.mark.parametrize(
     ("keys", "inputs"),
     [
         ({"where": '["not present(w) or N > 1"]'}, {"x": "[M]", "w": "[N]; optional: true"}),

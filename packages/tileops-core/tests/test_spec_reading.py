@@ -228,12 +228,14 @@ def test_an_op_that_only_mutates_has_no_outputs() -> None:
 def test_let_where_and_symbolic() -> None:
     read = entry(
         params="{wide: {type: bool, default: true}, window: {type: int, default: -1}}",
-        let='{G: "ceil_div(N, 128)", H: "G + 1"}',
+        forall='{M: Dim, N: Dim, K: Dim, T: "DType[float16 | bfloat16]"}',
+        inputs='{a: {dtype: T, shape: "[M, N]"}, b: {dtype: T, shape: "[K]"}}',
+        let='{G: "ceil_div(K, 128)", H: "G + 1"}',
         outputs='{y: {dtype: T, shape: "[M, H]"}}',
         where='["M >= 1", {rule: "window >= -1", hint: "a window, or -1"}]',
         symbolic="[M, {N: wide}]",
     ).signature
-    assert {n: t.source for n, t in read.let.items()} == {"G": "ceil_div(N, 128)", "H": "G + 1"}
+    assert {n: t.source for n, t in read.let.items()} == {"G": "ceil_div(K, 128)", "H": "G + 1"}
     assert [(r.text.source, r.hint) for r in read.where] == [("M >= 1", None), ("window >= -1", "a window, or -1")]
     assert [(s.index, s.when and s.when.source) for s in read.symbolic] == [("M", None), ("N", "wide")]
 

@@ -28,6 +28,7 @@ class Sized(NamedTuple):  # which torch.compile can make
     operator: Callable[..., Any]
     values: tuple[Any, ...]
     gradient: None = None
+    tune: bool = False  # its operator's State says
 
 
 @attrs.frozen(eq=False)
@@ -166,7 +167,10 @@ def needed(inputs: Sequence[Tensor | None]) -> bool:
 
 def recorded(state: State, *inputs: Tensor | None) -> Any:
     """A call of plain tensors that is recorded for a backward."""
-    return torch_ops.pack(apply(state, inputs, through_operator=False))
+    result = torch_ops.pack(apply(state, inputs, through_operator=False))
+    if state.gradient is not None:
+        state.local.run = state.gradient.forward.local.run
+    return result
 
 
 def traced(state: State, inputs: Sequence[Tensor | None]) -> Any:
@@ -200,7 +204,7 @@ class _WithGradient(torch.autograd.Function):
     def forward(ctx: Any, state: State, through_operator: bool, *inputs: Tensor | None) -> Any:
         gradient = state.gradient
         assert gradient is not None
-        returned = _call(gradient.forward, inputs, through_operator)
+        returned = _call(_tuned_like(state, gradient.forward), inputs, through_operator)
         outputs = returned if isinstance(returned, tuple) else (returned,)
         sources = gradient.sources
         kept = [inputs[i] if ("input", i) in sources else None for i in range(len(inputs))]
@@ -218,13 +222,15 @@ class _WithGradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         gradient = ctx.state.gradient
         count = len(ctx.present)
-        kept, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        held = ctx.saved_tensors  # once: each look at them unpacks them, which a checkpoint allows once
+        kept, saved = held[:count], held[count:]
         parts = {"grad": grads, "saved": saved, "input": kept}
         given: list[Any] = [None] * count
         for backward in gradient.backward:
             inputs = [None if s is None else parts[s[0]][s[1]] for s in backward.sources]
             call = apply if needed(inputs) else _call  # recorded only for a derivative of this derivative
-            returned = call(backward.of(inputs, ctx.through_operator), inputs, ctx.through_operator)
+            target = _tuned_like(ctx.state, backward.of(inputs, ctx.through_operator))
+            returned = call(target, inputs, ctx.through_operator)
             outputs = returned if isinstance(returned, tuple) else (returned,)
             sums: dict[Any, Any] = {}  # the same terms, for several inputs, are added once
             for place, terms in backward.gives:
@@ -233,6 +239,13 @@ class _WithGradient(torch.autograd.Function):
                 if ctx.present[place]:
                     given[place] = _sum([given[place], sums[terms]])
         return None, None, *given
+
+
+def _tuned_like(state: State | Sized, target: State | Sized) -> State | Sized:
+    """``target``, tuned where that was asked of ``state``."""
+    if state.tune and not target.tune and not isinstance(target, Sized):
+        target.request_tune()
+    return target
 
 
 def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:

@@ -57,7 +57,9 @@ def _content(call: Call, decl: TensorDecl, meta: TensorMeta, rng: random.Random,
 def _holding(content: Any, meta: TensorMeta, device: torch.device | str) -> Tensor:
     dtype = torch_dtype(meta.dtype)
     tensor = torch.empty_strided(meta.shape, meta.strides, dtype=dtype, device=device)
-    return tensor.copy_(torch.tensor(content, dtype=dtype).reshape(meta.shape))
+    own = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in meta.strides)  # an expanded axis repeats it
+    tensor[own] = torch.tensor(content, dtype=dtype).reshape(meta.shape)[own].to(device)
+    return tensor
 
 
 def _tensor(meta: TensorMeta, generator: torch.Generator, positive: bool) -> Tensor:

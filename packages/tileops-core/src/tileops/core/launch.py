@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import linecache
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import attrs
 import torch
+from torch.autograd.graph import increment_version
 
 from tileops.core.dtypes import torch_dtype
 from tileops.core.kernel import ALIGNMENT, Form, Scratch, Static
 from tileops.core.spec.expr import FUNCTIONS, Expr, emit, names
+from tileops.core.spec.solve import FAILURES
 from tileops.core.spec.steps import Require, Solution
 
 LARGEST = 2**31 - 1  # a size travels as int32
@@ -72,65 +75,73 @@ def compile_launch(
     ``inputs`` are all of the entry's, absent ones too. ``last.run`` is set to the launch's plan, which the caller gives
     by ``bind_plan``, and the moving sizes behind it; where they are those of the call before, ``last.settle`` is told.
     ``refused`` makes the error of a launch that the driver refuses. ``copies`` are made packed and aligned first, and
-    written back if they are ``mutated``; an output of another form than the caller ``asked`` for is brought into that.
-    ``wrong_device`` says whether the tensors' device is not the current one; ``fence()`` is then a context that makes
-    it so.
+    written back if they are ``mutated``; autograd is told of all that are. An output of another form than the caller
+    ``asked`` for is brought into that. ``wrong_device`` says whether the tensors' device is not the current one;
+    ``fence()`` is then a context that makes it so.
+
+    All names of its own begin with an underscore, which no input's does.
     """
     forms = dict(static.tensors)
     present = [n for n in inputs if n in forms]
     outputs = [o.decl.name for o in solution.outputs if o.decl.name in forms]
-    scope: dict[str, Any] = {**FUNCTIONS, "main": main, "empty": empty, "zeros": _zeros(empty), "MISS": MISS}
-    scope |= {f"dt_{n}": torch_dtype(forms[n].dtype) for n in outputs}
-    scope |= {f"dt_{i}": torch_dtype(s.dtype) for i, s in enumerate(scratch)}
-    scope |= {"wrong_device": wrong_device, "fence": fence, "packed": _packed, "last": last, "plan": None, "run": ()}
-    scope["refused"] = refused
+    scope: dict[str, Any] = {**FUNCTIONS, "_main": main, "_empty": empty, "_zeros": _zeros(empty), "_packed": _packed}
+    scope |= {f"_dtype_{n}": torch_dtype(forms[n].dtype) for n in outputs}
+    scope |= {f"_dtype_{i}": torch_dtype(s.dtype) for i, s in enumerate(scratch)}
+    scope |= {"_wrong_device": wrong_device, "_fence": fence, "_last": last, "_plan": None, "_run": ()}
+    scope |= {"_MISS": MISS, "_FAILURES": FAILURES, "_refused": refused, "_written": increment_version}
 
     lines = []
     if wrong_device is not None:
-        again = f"return launch({', '.join(inputs)})"
-        lines.append(f"if wrong_device():\n        with fence(): {again}")
+        again = f"return _launch({', '.join(inputs)})"
+        lines.append(f"if _wrong_device():\n        with _fence(): {again}")
     axes: dict[str, str] = {}
     for name in present:
         lines += _read_axes(name, forms[name], axes, checked=name not in copies)
     tests = [interval.test(_axis(a)) for a, interval in bounds.items() if a in axes]
-    tests += [_rule(s.expr, static, axes) for s in solution.steps if isinstance(s, Require) and _moves(s.expr, axes)]
-    lines += [f"if not ({test}): return MISS" for test in tests]
+    lines += [f"if not ({test}): return _MISS" for test in tests]
+    rules = [_rule(s.expr, static, axes) for s in solution.steps if isinstance(s, Require) and _moves(s.expr, axes)]
+    # A rule that has no value here, as shapes that don't broadcast, is the checker's to explain.
+    lines += [f"try:\n        if not ({rule}): return _MISS\n    except _FAILURES: return _MISS" for rule in rules]
     if axes:
-        lines.append(f"run = {_tuple(['plan', *map(_axis, axes)])}")
-        lines.append(f"if last.run == run: last.settle(plan, ({', '.join(inputs)},))")
+        lines.append(f"_run = {_tuple(['_plan', *map(_axis, axes)])}")
+        lines.append(f"if _last.run == _run: _last.settle(_plan, ({', '.join(inputs)},))")
     back = [n for n in copies if n in mutated]
-    lines += [f"own_{n} = {n}" for n in back]
-    lines += [f"{n} = packed({n})" for n in copies]
+    lines += [f"_own_{n} = {n}" for n in back]
+    lines += [f"{n} = _packed({n})" for n in copies]
     for name in outputs:
         shape = [a if isinstance(a, int) else _axis(a) for a in forms[name].shape]
-        lines.append(f"{name} = empty({_tuple(shape)}, {_tuple(_strides(shape, forms[name].strides))}, dt_{name})")
+        strides = _tuple(_strides(shape, forms[name].strides))
+        lines.append(f"{name} = _empty({_tuple(shape)}, {strides}, _dtype_{name})")
     for i, s in enumerate(scratch):
-        make = "zeros" if s.zeroed else "empty"
-        lines.append(f"scratch_{i} = {make}({s.shape}, {_tuple(_strides(s.shape, [None] * len(s.shape)))}, dt_{i})")
+        strides = _tuple(_strides(s.shape, [None] * len(s.shape)))
+        lines.append(f"_scratch_{i} = {'_zeros' if s.zeroed else '_empty'}({s.shape}, {strides}, _dtype_{i})")
     given = [n if forms[n].shape else f"{n}.view(1)" for n in (*present, *outputs)]
-    given += [f"scratch_{i}" for i in range(len(scratch))]
-    lines.append(f"try: main({', '.join(given)})\n    except Exception as e:")
+    given += [f"_scratch_{i}" for i in range(len(scratch))]
+    lines.append(f"try: _main({', '.join(given)})\n    except Exception as _e:")
     addresses = " | ".join(f"{n}.data_ptr()" for n in present if n not in copies)
     if addresses:  # which the program tests, for a tenth of what that costs here
-        lines.append(f"    if ({addresses}) & {ALIGNMENT - 1}: return MISS")
-    lines += ["    raise refused(e) from e", "last.run = run"]
-    lines += [f"if own_{n} is not {n}: own_{n}.copy_({n})" for n in back]
+        lines.append(f"    if ({addresses}) & {ALIGNMENT - 1}: return _MISS")
+    lines += ["    raise _refused(_e) from _e", "_last.run = _run"]
+    if written := [n for n in mutated if n not in copies]:
+        lines.append(f"_written({_tuple(written)})")
+    lines += [f"if _own_{n} is not {n}: _own_{n}.copy_({n})" for n in back]
     for name in outputs:
         if name in asked and asked[name].strides != forms[name].strides:
             shape = [a if isinstance(a, int) else _axis(a) for a in forms[name].shape]
             strides = _tuple(_strides(shape, asked[name].strides))
-            lines.append(f"{name} = empty({_tuple(shape)}, {strides}, dt_{name}).copy_({name})")
+            lines.append(f"{name} = _empty({_tuple(shape)}, {strides}, _dtype_{name}).copy_({name})")
     lines.append(f"return {', '.join(outputs) or None}")
-    source = f"def launch({', '.join(inputs)}):\n    " + "\n    ".join(lines) + "\n"
+    source = f"def _launch({', '.join(inputs)}):\n    " + "\n    ".join(lines) + "\n"
     file = f"<launch of {static.op} {id(scope):x}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     exec(compile(source, file, "exec"), scope)
-    return scope["launch"], tuple(axes)
+    weakref.finalize(scope["_launch"], linecache.cache.pop, file, None)
+    return scope["_launch"], tuple(axes)
 
 
 def bind_plan(launch: Callable[..., Any], plan: Any) -> None:
     """Give a launch the plan that it belongs to."""
-    launch.__globals__.update(plan=plan, run=(plan,))
+    launch.__globals__.update(_plan=plan, _run=(plan,))
 
 
 def guard_sizes(form: Form, shape: Sequence[int], strides: Sequence[int]) -> tuple[list[Any], list[Any]]:
@@ -150,7 +161,7 @@ def guard_sizes(form: Form, shape: Sequence[int], strides: Sequence[int]) -> tup
 
 
 def _axis(name: str) -> str:
-    return "n_" + re.sub(r"\W", "_", name)
+    return "_n_" + re.sub(r"\W", "_", name)
 
 
 def _read_axes(tensor: str, form: Form, axes: dict[str, str], checked: bool) -> list[str]:
@@ -158,21 +169,21 @@ def _read_axes(tensor: str, form: Form, axes: dict[str, str], checked: bool) -> 
     moving = [(i, a) for i, a in enumerate(form.shape) if isinstance(a, str)]
     if not moving:
         return []
-    lines = [f"s_{tensor} = {tensor}.shape"]
+    lines = [f"_s_{tensor} = {tensor}.shape"]
     for i, axis in moving:
         if axis in axes:
-            lines.append(f"if s_{tensor}[{i}] != {_axis(axis)}: return MISS")
+            lines.append(f"if _s_{tensor}[{i}] != {_axis(axis)}: return _MISS")
         else:
-            axes[axis] = f"s_{tensor}[{i}]"
-            lines.append(f"{_axis(axis)} = s_{tensor}[{i}]")
+            axes[axis] = f"_s_{tensor}[{i}]"
+            lines.append(f"{_axis(axis)} = _s_{tensor}[{i}]")
     if checked and any(i > 0 for i, _ in moving):
         if form.packed:
-            lines.append(f"if not {tensor}.is_contiguous(): return MISS")
+            lines.append(f"if not {tensor}.is_contiguous(): return _MISS")
         else:
             for i, stride in enumerate(form.strides[:-1]):
                 if stride is None:
-                    wanted = f"s_{tensor}[{i + 1}] * {tensor}.stride({i + 1})"
-                    lines.append(f"if {tensor}.stride({i}) != {wanted} and s_{tensor}[{i}] != 1: return MISS")
+                    wanted = f"_s_{tensor}[{i + 1}] * {tensor}.stride({i + 1})"
+                    lines.append(f"if {tensor}.stride({i}) != {wanted} and _s_{tensor}[{i}] != 1: return _MISS")
     return lines
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tileops.core import autograd, torch_ops
+from tileops.core.backend import default_device
 from tileops.core.check import Call, TensorMeta
 from tileops.core.dtypes import dtype_name, torch_dtype
 from tileops.core.errors import CheckError, TileOpsError
@@ -96,17 +97,21 @@ class Op:
             raise CheckError(
                 self.entry.name, None, f"{len(inputs)} inputs", f"at most {len(names)}: {', '.join(names)}"
             )
+        known = [n for n, i in self.entry.signature.indices.items() if i.kind == "DType"] + names
+        if unknown := [n for n in dtypes if n not in known]:
+            raise CheckError(self.entry.name, None, f"a dtype for '{unknown[0]}'", f"one for {', '.join(known)}")
         case = {n: dtype_name(d) for n, d in dtypes.items()}
         metas: dict[str, TensorMeta | None] = {}
-        device = "meta"
+        home = torch_ops.home_of(self.entry, [t if isinstance(t, Tensor) else None for t in inputs])
         for name, given in zip(names, inputs, strict=False):
             if isinstance(given, Tensor):
-                metas[name], device = torch_ops.meta_of(given), str(given.device)
+                torch_ops.check_strided(self.entry, name, given)
+                metas[name] = torch_ops.meta_of(given)
             elif given is None or isinstance(given, TensorMeta):
                 metas[name] = given
             else:
                 metas[name] = bare_meta(self.entry, name, given, case, self._state.params, metas)
-        return self._state.checker.bind(self._state.params, metas, device)
+        return self._state.checker.bind(self._state.params, metas, str(home or "meta"))
 
     def explain(self, *inputs: Any, **dtypes: Any) -> Explanation:
         """Which kernel and config serve a call, who refused it and why, what is copied, and its bound."""
@@ -114,16 +119,17 @@ class Op:
 
         return explain(self.bind(*inputs, **dtypes), self._state.misaligned(inputs))
 
-    def warmup(self, *calls: Call | str, device: torch.device | str = "cuda") -> None:
+    def warmup(self, *calls: Call | str, device: torch.device | str | None = None) -> None:
         """Compile, load and run once what these calls need, so that they can be captured or served at once.
 
         A call is a Call, or the label of a row, all of whose dtype cases are meant; a row has its own params. Memory
-        for the tensors is taken meanwhile.
+        for the tensors is taken meanwhile: on ``device``, else where the Call's tensors were, else on the GPU.
         """
         for wanted in calls:
             for call in [wanted] if isinstance(wanted, Call) else labelled(self.entry, wanted):
                 op: Any = type(self)(**call.params)
-                op(*make_inputs(call, device).values())
+                at = device or (default_device() if call.device == "meta" else call.device)
+                op(*make_inputs(call, at).values())
 
     def request_tune(self) -> None:
         """Have the calls that follow, of this op and of all equal ones, tuned where they have no tuned choice yet.
@@ -131,8 +137,7 @@ class Op:
         The first call of each bucket then blocks for as long as its candidates take to compile and to be measured. On
         a CPU nothing happens.
         """
-        self._state.tune = True
-        self._state.forget()
+        self._state.request_tune()
 
     def roofline(self, call: Call) -> Work:
         """Work of a call: floating point operations and bytes, from the spec alone."""
@@ -155,27 +160,30 @@ def _inlined(declared: Any, run: FunctionType) -> Any:
 
 
 def _compile_run(names: Sequence[str]) -> FunctionType:
-    """``Op.run`` with its inputs spelled out, which saves packing and unpacking them three times a call."""
+    """``Op.run`` with its inputs spelled out, which saves packing and unpacking them three times a call.
+
+    All names of its own begin with an underscore, which no input's does.
+    """
     inputs = ", ".join(names)
     source = f"""
 def run(self, {inputs}):
-    state = self._state
-    if is_tracing():
-        return traced(state, ({inputs},))
-    if not dispatch_modes() and forward_ad._current_level < 0:
-        for matches, launch in state.guards:
-            if matches({inputs}):
-                result = launch({inputs})
-                if result is not MISS:
-                    return result
-    return state.slow(({inputs},))
+    _state = self._state
+    if _is_tracing():
+        return _traced(_state, ({inputs},))
+    if not _dispatch_modes() and _forward_ad._current_level < 0:
+        for _matches, _launch in _state.guards:
+            if _matches({inputs}):
+                _result = _launch({inputs})
+                if _result is not _MISS:
+                    return _result
+    return _state.slow(({inputs},))
 """
     scope: dict[str, Any] = {
-        "is_tracing": torch.compiler.is_dynamo_compiling,
-        "dispatch_modes": torch._C._len_torch_dispatch_stack,
-        "forward_ad": forward_ad,
-        "traced": autograd.traced,
-        "MISS": MISS,
+        "_is_tracing": torch.compiler.is_dynamo_compiling,
+        "_dispatch_modes": torch._C._len_torch_dispatch_stack,
+        "_forward_ad": forward_ad,
+        "_traced": autograd.traced,
+        "_MISS": MISS,
     }
     exec(source, scope)
     scope["run"].__doc__ = Op.run.__doc__

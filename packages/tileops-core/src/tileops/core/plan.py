@@ -38,6 +38,7 @@ MAX_SETTLED = 64  # of a plan
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch = torch._C._functorch.peek_interpreter_stack
+_VMAP = torch._C._functorch.TransformType.Vmap
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 Inputs = tuple[Tensor | None, ...]
 Recognised = tuple[Guard, Callable[..., Any]]  # what runs the calls that a guard lets pass
@@ -72,7 +73,10 @@ class Local(threading.local):
 
 
 class State:
-    """The plans of one op value. Shared by equal ops; thread-safe."""
+    """The plans of one op value. Shared by equal ops; thread-safe.
+
+    ``kinds`` is another dict after ``forget``: what a call began with an earlier one has learnt is not kept.
+    """
 
     def __init__(self, entry: Entry, values: tuple[Any, ...]) -> None:
         self.entry = entry
@@ -92,47 +96,47 @@ class State:
     def slow(self, inputs: Inputs) -> Any:
         """Everything that no guard recognised."""
         self._check_types(inputs)
-        if forward_ad._current_level >= 0 and any(
-            t is not None and forward_ad.unpack_dual(t).tangent is not None for t in inputs
-        ):
-            raise TileOpsError(
-                f"{self.entry.name}: forward-mode differentiation is not supported; use reverse mode or torch.func.vjp"
-            )
+        if refused := self._untransformable(inputs):
+            raise TileOpsError(f"{self.entry.name}: {refused}")
         if _dispatch_modes() or _functorch() is not None or not all(t is None or _is_plain(t) for t in inputs):
             return autograd.traced(self, inputs)
+        kinds = self.kinds
         if autograd.needed(inputs):
             result = autograd.recorded(self, *inputs)
-            self._put_in_front((recording_guard(inputs), partial(autograd.recorded, self)))
+            self._put_in_front((recording_guard(inputs), partial(autograd.recorded, self)), kinds)
             return result
-        if (result := self._of_known_kind(inputs)) is not MISS:
+        if (result := self._of_known_kind(inputs, kinds)) is not MISS:
             return result
         plan = self.plan(inputs)
-        self.recognise(inputs, plan)
+        self.recognise(inputs, plan, kinds)
         return plan.launch(*inputs)
 
     def launched(self, inputs: Inputs) -> Any:
         """A call below autograd, in the schema's form: every output of the entry, absent ones None."""
+        kinds = self.kinds
         for matches, launch in chain(self.guards, self.behind):
             if matches(*inputs) and (result := launch(*inputs)) is not MISS:
                 assert self.local.run is not None
                 return torch_ops.unpack(result, self.local.run[0].outputs)
         plan = self.plan(inputs)
-        self.recognise(inputs, plan)
+        self.recognise(inputs, plan, kinds)
         return torch_ops.unpack(plan.launch(*inputs), plan.outputs)
 
     def plan(self, inputs: Inputs) -> Plan:
         """The plan of a call, made if need be."""
         key = tuple(None if t is None else _tensor_key(t) for t in inputs)
+        kinds = self.kinds
         plan = self.plans.get(key)
         if plan is None:
-            plan = backend.plan(self.bind(inputs), self.misaligned(inputs), self.kinds, self.local, self.tune)
+            plan = backend.plan(self.bind(inputs), self.misaligned(inputs), kinds, self.local, self.tune)
             if os.environ.get("TILEOPS_DEBUG") == "1":
                 plan = attrs.evolve(plan, launch=self._debugged(plan.launch))
         with self.lock:
-            self.plans[key] = plan
-            self.plans.move_to_end(key)
-            if len(self.plans) > MAX_PLANS:
-                self.plans.popitem(last=False)
+            if kinds is self.kinds:
+                self.plans[key] = plan
+                self.plans.move_to_end(key)
+                if len(self.plans) > MAX_PLANS:
+                    self.plans.popitem(last=False)
         return plan
 
     def bind(self, inputs: Inputs) -> Call:
@@ -157,7 +161,12 @@ class State:
         with self.lock:
             self.guards = self.behind = ()
             self.plans.clear()
-            self.kinds.clear()
+            self.kinds = {}
+
+    def request_tune(self) -> None:
+        """Have calls tuned that have no tuned choice yet; those that were planned are planned anew."""
+        self.tune = True
+        self.forget()
 
     def last_call(self) -> Call:
         """The Call of this thread's last run; raises TileOpsError before the first."""
@@ -165,8 +174,6 @@ class State:
             raise TileOpsError(f"{self.entry.name}: no call of it has run in this thread yet")
         plan: Plan
         plan, *moved = self.local.run
-        if not plan.moving:
-            return plan.call
         sizes = dict(zip(plan.moving, moved, strict=True))
         metas = {n: plan.forms[n].meta(sizes) if n in plan.forms else m for n, m in plan.call.inputs.items()}
         return self.checker.bind(self.params, metas, plan.call.device)
@@ -176,40 +183,59 @@ class State:
         named = zip(self.entry.signature.inputs, inputs, strict=False)
         return [n for n, t in named if isinstance(t, Tensor) and _is_plain(t) and t.data_ptr() % ALIGNMENT]
 
-    def recognise(self, inputs: Inputs, plan: Plan) -> None:
-        """Put a guard for calls like this one in front."""
+    def recognise(self, inputs: Inputs, plan: Plan, kinds: Mapping[Any, Plan]) -> None:
+        """Put a guard for calls like this one in front, which began with ``kinds``."""
         made = guard(inputs, [plan.forms.get(n) for n in self.entry.signature.inputs]), plan.launch
-        self._put_in_front(made)
+        self._put_in_front(made, kinds)
         if plan.moving:
             with self.lock:
-                self.behind = (made, *self.behind[: MAX_BEHIND - 1])
+                if kinds is self.kinds:
+                    self.behind = (made, *self.behind[: MAX_BEHIND - 1])
 
     def settle(self, plan: Plan, inputs: Inputs) -> None:
         """Put a guard for calls of the very sizes of this one in front: it came twice in a row."""
+        kinds = self.kinds
         if plan.settle is None or len(plan.settled) >= MAX_SETTLED or os.environ.get("TILEOPS_DEBUG") == "1":
+            return
+        if plan not in kinds.values():
             return
         key = tuple(None if t is None else (*_tensor_key(t), type(t), t.requires_grad) for t in inputs)
         if key not in plan.settled:
             plan.settled[key] = guard(inputs, [None] * len(inputs)), plan.settle(self.bind(inputs)).launch
-        self._put_in_front(plan.settled[key])
+        self._put_in_front(plan.settled[key], kinds)
 
-    def _of_known_kind(self, inputs: Inputs) -> Any:
+    def _of_known_kind(self, inputs: Inputs, kinds: Mapping[Any, Plan]) -> Any:
         """What a call of a kind gives whose guard is in front no longer, and is again then; else MISS."""
         for known in self.behind:
             matches, launch = known
             if matches(*inputs) and (result := launch(*inputs)) is not MISS:
-                self._put_in_front(known)
+                self._put_in_front(known, kinds)
                 return result
         return MISS
 
-    def _put_in_front(self, made: Recognised) -> None:
+    def _put_in_front(self, made: Recognised, kinds: Mapping[Any, Plan]) -> None:
         with self.lock:
-            others = [g for g in self.guards if g is not made]
-            self.guards = (made, *others[: MAX_GUARDS - 1])
+            if kinds is self.kinds:
+                others = [g for g in self.guards if g is not made]
+                self.guards = (made, *others[: MAX_GUARDS - 1])
+
+    def _untransformable(self, inputs: Inputs) -> str | None:
+        """Why torch's transforms that are in force can't be had of a call, or None."""
+        if forward_ad._current_level >= 0 and any(
+            t is not None and forward_ad.unpack_dual(t).tangent is not None for t in inputs
+        ):
+            return "forward-mode differentiation is not supported; use torch.autograd"
+        transform = _functorch()
+        if transform is None:
+            return None
+        if autograd.needed(inputs):
+            return "the derivatives of torch.func are not supported; use torch.autograd"
+        if transform.key() == _VMAP and any(output.when for output in self.entry.signature.outputs.values()):
+            return "torch.vmap is not supported; call it on the whole batch"
+        return None
 
     def _check_types(self, inputs: Inputs) -> None:
         declared = self.entry.signature.inputs
-        home: tuple[str, torch.device] | None = None
         for (name, decl), t in zip(declared.items(), inputs, strict=True):
             if t is None and (decl.optional or decl.when):
                 continue
@@ -217,12 +243,8 @@ class State:
                 raise CheckError(
                     self.entry.name, name, f"{'None' if t is None else f'a {type(t).__name__}'}", "a tensor"
                 )
-            if t.layout is not torch.strided:
-                raise CheckError(self.entry.name, name, f"a tensor of layout {t.layout}", "a strided tensor")
-            home = home or (name, t.device)
-            if t.device != home[1]:
-                raise CheckError(self.entry.name, name, f"a tensor on {t.device}", f"{home[1]}, where {home[0]} is")
-        if home is None:
+            torch_ops.check_strided(self.entry, name, t)
+        if torch_ops.home_of(self.entry, inputs) is None:
             raise CheckError(self.entry.name, None, "no tensor", "at least one, to tell the device")
 
 

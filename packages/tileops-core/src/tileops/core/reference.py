@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import torch
 
 from tileops.core.check import Call
 from tileops.core.dtypes import torch_dtype
@@ -17,3 +20,9 @@ def arguments(call: Call) -> dict[str, Any]:
     return params | {
         n: torch_dtype(call.indices[n]) for n, i in sig.indices.items() if i.kind == "DType" and n in call.indices
     }
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """A context in which an entry's functions compute as they are written, whatever their caller's autocast is."""
+    on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if on else nullcontext()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tileops.core.check import Checker, TensorMeta
 from tileops.core.dtypes import dtype_name, torch_dtype
-from tileops.core.errors import TileOpsError
+from tileops.core.errors import CheckError, TileOpsError
 from tileops.core.spec import Entry
 
 if TYPE_CHECKING:
@@ -43,6 +43,25 @@ def operator_of(entry: Entry) -> Callable[..., Any]:
 def meta_of(t: Tensor) -> TensorMeta:
     """Shape, dtype and strides of a tensor."""
     return TensorMeta(tuple(t.shape), dtype_name(t.dtype), t.stride())
+
+
+def check_strided(entry: Entry, name: str, t: Tensor) -> None:
+    """Raise CheckError for a tensor that has no strides."""
+    if t.layout is not torch.strided or t.is_nested:
+        given = "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+        raise CheckError(entry.name, name, given, "a strided tensor")
+
+
+def home_of(entry: Entry, tensors: Sequence[Tensor | None]) -> torch.device | None:
+    """The device of the inputs, None without any; raises CheckError where they are on several."""
+    home: tuple[str, torch.device] | None = None
+    for name, t in zip(entry.signature.inputs, tensors, strict=False):
+        if t is None:
+            continue
+        home = home or (name, t.device)
+        if t.device != home[1]:
+            raise CheckError(entry.name, name, f"a tensor on {t.device}", f"{home[1]}, where {home[0]} is")
+    return home and home[1]
 
 
 def schema(entry: Entry) -> str:
@@ -110,6 +129,7 @@ def _implementation(entry: Entry) -> Callable[..., Any]:
     count = len(entry.signature.inputs)
 
     def run(*args: Any) -> Any:
+        home_of(entry, args[:count])
         state = state_of(entry, tuple(tuple(a) if isinstance(a, list) else a for a in args[count:]))
         plan = state.plan(args[:count])
         some = next(t for t in args if t is not None)
@@ -125,6 +145,7 @@ def _fake(entry: Entry) -> Callable[..., Any]:
 
     def fake(*args: Any) -> Any:
         tensors: Sequence[Tensor | None] = args[:count]
+        home_of(entry, tensors)
         params = dict(zip(sig.params, (tuple(a) if isinstance(a, list) else a for a in args[count:]), strict=True))
         some = next(t for t in tensors if t is not None)
         _, run = checker_of(entry).variant(params, [t is not None for t in tensors], symbolic=True)

@@ -130,6 +130,8 @@ def bare_meta(
     metas: Mapping[str, TensorMeta | None],
 ) -> TensorMeta:
     """A tensor given by its shape alone: its dtype by ``case``, or by params and the tensors before it."""
+    if not isinstance(shape, list | tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise CheckError(entry.name, name, repr(shape), "a tensor, or a shape: a tuple of sizes")
     decl = entry.signature.inputs[name]
     choices = {n: i.choices[0] for n, i in entry.signature.indices.items() if i.kind == "DType" and len(i.choices) == 1}
     try:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tileops.core.check.call import Call
 from tileops.core.dtypes import torch_dtype
-from tileops.core.reference import arguments
+from tileops.core.reference import arguments, without_autocast
 from tileops.core.spec.expr import compile_expr
 from tileops.core.spec.model import FuncRef
 
@@ -115,7 +115,8 @@ def _run(call: Call, function: FuncRef | None, inputs: Tensors, convert: Callabl
             x = convert(x) if x.is_floating_point() else x
             x = x.clone() if name in written else x
         given[name] = x
-    with torch.no_grad(), full_precision():
+    device = next((x.device.type for x in given.values() if x is not None), "cpu")
+    with torch.no_grad(), without_autocast(device), full_precision():
         returned = function.load()(**given, **arguments(call))
     values = collect(call, returned, given)
     for name, meta in call.outputs.items():

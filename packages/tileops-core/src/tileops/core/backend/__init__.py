@@ -29,6 +29,11 @@ def gpu_backend(device_type: str) -> Gpu | None:
     return found if device_type != cpu.device_type else None
 
 
+def default_device() -> str:
+    """The device type of the first backend that runs here, GPUs before the CPU."""
+    return next(name for name, b in reversed(BACKENDS.items()) if b.available() is None)
+
+
 def plan(call: Call, misaligned: Sequence[str], kinds: dict[Any, Plan], last: Any, tune: bool = False) -> Plan:
     """What runs a checked call on its device; raises BackendError, NoKernelError, CompileError or CaptureError.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tileops.core.check import Call
 from tileops.core.errors import BackendError
-from tileops.core.reference import arguments
+from tileops.core.reference import arguments, without_autocast
 from tileops.core.torch_ops import pack
 
 if TYPE_CHECKING:
@@ -31,11 +31,12 @@ def plan(call: Call, last: Any) -> Plan:
         )
     reference = call.entry.reference.load()
     fixed = arguments(call)
-    names = tuple(call.inputs)
+    names, kind = tuple(call.inputs), call.device.partition(":")[0]
 
     def launch(*inputs: Tensor | None) -> Any:
         last.run = (made,)
-        return pack(reference(**dict(zip(names, inputs, strict=True)), **fixed))
+        with without_autocast(kind):
+            return pack(reference(**dict(zip(names, inputs, strict=True)), **fixed))
 
     made = Plan(call, launch, tuple(m is not None for m in call.outputs.values()))
     return made

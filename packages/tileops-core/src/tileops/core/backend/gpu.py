@@ -67,7 +67,7 @@ def plan(
     found = kinds.get(kind)
     if found is None:
         if len(kinds) >= MAX_KINDS:
-            kinds.clear()
+            kinds.pop(next(iter(kinds)), None)
         found = kinds[kind] = _plan(gpu, call, static, bounds, misaligned, last, tune)
     return found
 
@@ -279,11 +279,13 @@ def intervals(call: Call, static: Static) -> Bounds:
 
     An op's ``buckets`` give the upper ends of an index's intervals, of each axis of a Shape index; beyond the last they
     double. An index that it doesn't name may have any size. One that its ``pitches`` name is bounded by whether rows as
-    long are aligned, too.
+    long are aligned, too. Raises NoKernelError for a size that no program takes.
     """
     cls = torch_ops.class_of(call.entry)
     bounds: dict[str, Interval] = {}
     for axis, n in _sizes(call, static):
+        if n > LARGEST:
+            raise NoKernelError(call.entry.name, str(call), {"every kernel": f"{axis} = {n} is beyond 2**31 - 1"})
         if axis not in bounds:
             step = _row_step(axis, static) if axis in cls.pitches else 1
             ends = cls.buckets.get(axis.partition("[")[0])

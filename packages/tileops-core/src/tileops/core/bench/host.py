@@ -78,11 +78,11 @@ def host_cost(op: Any, inputs: tuple[Any, ...]) -> HostCost:
 
     def prepare(name: str) -> None:
         state.guards = ()
-        state.recognise(inputs, known)
+        state.recognise(inputs, known, state.kinds)
 
     def miss() -> None:
         state.plans.clear()
-        state.recognise(inputs, state.plan(inputs))
+        state.recognise(inputs, state.plan(inputs), state.kinds)
 
     ways = {"hit": lambda: op(*inputs), "keyed": lambda: state.plan(inputs), "miss": miss}
     found = medians(round_robin(ways, prepare))

@@ -15,8 +15,10 @@ from tileops.core.spec.expr import (
     Func,
     IfElse,
     Name,
+    Star,
     compile_expr,
     names,
+    unparse,
     walk,
 )
 from tileops.core.spec.model import Entry, ParamType, Signature
@@ -102,16 +104,25 @@ def _asked(expr: Expr) -> set[str]:
 
 
 def check_solvable(entry: Entry) -> Iterator[Diagnostic]:
-    """Findings about indices that no call determines, or that a variant leaves unbound where it needs them."""
+    """Findings about indices that no call determines, that a variant leaves unbound where it needs them, or that move.
+
+    A program and its launch know a size that changes from call to call by its axis alone: none is computed from it.
+    """
     signature = entry.signature
     if misplaced := list(_misplaced(signature)):
         yield from misplaced
         return
     determined: set[str] = set()
+    moving = {symbolic.index for symbolic in signature.symbolic}
+    computed = {(text.place, f"let {name}", text.expr): None for name, text in signature.let.items()}
     faults: dict[tuple[Any, str], str] = {}
     for present, truth in _variants(signature):
         solution = solve(signature, present, truth)
         determined.update(solution.bound)
+        for tensor in (*solution.inputs, *solution.outputs):
+            axes = (axis.value if isinstance(axis, Star) else axis for axis in tensor.axes)
+            what = f"an axis of {tensor.decl.name}"
+            computed |= {(tensor.decl.shape.place, what, a): None for a in axes if not isinstance(a, Name)}
         absent = [n for n, there in present.items() if not there]
         for fault in solution.faults:
             faults.setdefault(
@@ -125,3 +136,9 @@ def check_solvable(entry: Entry) -> Iterator[Diagnostic]:
     for (place, message), absent_text in faults.items():
         if not any(f"'{i}'" in message for i in signature.indices if i not in determined):
             yield Diagnostic(place, "error", "S206", message + absent_text)
+    for place, what, expr in computed:
+        for name in sorted(names(expr) & moving):
+            message = f"'{name}' changes from call to call, so {what} can't be computed from it: '{unparse(expr)}'"
+            yield Diagnostic(
+                place, "error", "S207", message, f"leave '{name}' out of 'symbolic', or give the axis a name"
+            )

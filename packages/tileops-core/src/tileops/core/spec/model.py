@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from tileops.core.spec.diagnostics import Place
-from tileops.core.spec.expr import Const, Expr
+from tileops.core.spec.expr import Expr
 
 _NOWHERE = Place("<spec>")
 
@@ -217,6 +217,3 @@ class Entry:
 
     def __hash__(self) -> int:
         return hash((self.name, self.place))
-
-
-TRUE = Text(Const(True), "true")
