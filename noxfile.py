@@ -144,8 +144,9 @@ def test_device(session: nox.Session, backend: str, family: str) -> None:
 
 
 def bench_device(session: nox.Session, backend: str, family: str) -> None:
-    bench = ("-m", "tileops.core.cli", "bench", "--backend", backend, "--family", family)
-    run(session, device_environment(session, backend), *bench, *session.posargs)
+    python = device_environment(session, backend, "bench")
+    kept = session.posargs or ("--json", f".nox/bench/{backend}-{family}.json")
+    run(session, python, "-m", "tileops.core.cli", "bench", "--backend", backend, "--family", family, *kept)
 
 
 def pytest(session: nox.Session, python: str, *arguments: str) -> None:
@@ -198,10 +199,10 @@ def environment(
     return str(python)
 
 
-def device_environment(session: nox.Session, backend: str) -> str:
+def device_environment(session: nox.Session, backend: str, *groups: str) -> str:
     if reason := driver_fault(backend):
         session.error(f"no {backend} device: {reason}; mend: {MENDS[backend]}")
-    python = environment(session, "cuda") if backend == "cuda" else image_environment(session)
+    python = environment(session, "cuda", *groups) if backend == "cuda" else image_environment(session)
     if reason := torch_fault(backend, python):
         session.error(f"no {backend} device: {reason}; mend: {MENDS[backend]}")
     return python

@@ -2,7 +2,8 @@
 
     python3 ci/gpu.py OUT.json [--family F]... [-- arguments of pytest]
 
-The packages run from the tree. Exit code: 0 if every test passed, 1 if one failed or none ran.
+The packages run from the tree. Each test's outcome is added to OUT.FAMILY.jsonl as it ends, so that a run which is
+killed loses none. Exit code: 0 if every test passed, 1 if one failed, none ran or pytest ended early.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,40 +35,39 @@ def main() -> int:
     found = {"schema": "tileops.gpu/1", "environment": describe(environment), "suites": suites}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     for family in given.family or FAMILIES:
-        suites[family] = suite(family, more, environment)
+        suites[family] = suite(family, given.out.with_suffix(f".{family}.jsonl"), more, environment)
         given.out.write_text(json.dumps(found, indent=1) + "\n")
     for family, s in suites.items():
-        print(f"{family}: {s['passed']} passed, {s['failed']} failed, {s['skipped']} skipped in {s['seconds']} s")
+        ended = "" if s["exit"] in (0, 1) else f"; pytest ended with {s['exit']}: {s['reason']}"
+        counts = f"{s['passed']} passed, {s['failed']} failed, {s['skipped']} skipped"
+        print(f"{family}: {counts} in {s['seconds']} s{ended}")
         for failure in s["failures"][:20]:
             print(f"  {failure['test']}: {failure['message']}")
-    return 0 if all(s["passed"] and not s["failed"] for s in suites.values()) else 1
+    return 0 if all(s["passed"] and s["exit"] == 0 for s in suites.values()) else 1
 
 
-def suite(family: str, more: list[str], environment: dict[str, str]) -> dict[str, Any]:
+def suite(family: str, outcomes: Path, more: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """One family's tests that need a GPU; their programs are compiled first, on all cores."""
     start = time.monotonic()
     build = [sys.executable, "-m", "tileops.core.cli", "cache", "build", "--family", family]
     subprocess.run(build, cwd=ROOT, env=environment, check=False)
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", f"packages/tileops-{family}/tests"]
-        subprocess.run([*command, f"--junitxml={report}", *more], cwd=ROOT, env=environment, check=False)
-        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-    failures = []
-    for case in cases:
-        for fault in (*case.iter("failure"), *case.iter("error")):
-            message = (fault.get("message") or "").strip().splitlines()
-            failures.append(
-                {"test": f"{case.get('classname')}::{case.get('name')}", "message": " ".join(message)[:500]}
-            )
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    failed = len({f["test"] for f in failures})
+    outcomes.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", f"packages/tileops-{family}/tests"]
+    command += [f"--outcomes={outcomes.resolve()}", *more]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    print(done.stderr, file=sys.stderr, end="")
+    lines = outcomes.read_text().splitlines() if outcomes.exists() else []
+    last = {line["test"]: line for line in map(json.loads, lines)}  # a test that fails in its teardown has two
+    count = Counter(line["outcome"] for line in last.values())
+    failed = [line for line in last.values() if line["outcome"] == "failed"]
     return {
-        "passed": len(cases) - failed - skipped,
-        "failed": failed,
-        "skipped": skipped,
+        "passed": count["passed"],
+        "failed": count["failed"],
+        "skipped": count["skipped"],
         "seconds": round(time.monotonic() - start, 1),
-        "failures": failures,
+        "exit": done.returncode,
+        "reason": (done.stderr.strip().splitlines() or [""])[-1],
+        "failures": [{"test": line["test"], "message": line.get("message", "")} for line in failed],
     }
 
 

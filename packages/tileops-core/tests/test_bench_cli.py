@@ -93,6 +93,11 @@ def test_rows_are_chosen_by_family_op_label_and_dtype(
         (("--op", "GEMMFwdOp", "--dtype", "float64"), "no dtype of a row is called 'float64'"),
         (("--timer", "graph"), "no timer of cpu is called 'graph'"),
         (("--backend", "tpu"), "no device is called 'tpu'"),
+        (("--op", "GEMMFwdOp", "--family", "norm"), "GEMMFwdOp is not of the family norm"),
+        (
+            ("--row", "square-8k", "--dtype", "float16"),
+            "no row of these operators fits --row square-8k",
+        ),
     ],
 )
 def test_what_means_nothing_is_a_usage_error(args: tuple[str, ...], said: str, measured: list[str]) -> None:
@@ -136,6 +141,36 @@ def test_rows_of_another_environment_are_measured_again(measured: list[str], tmp
     assert measured == [*CASES, CASES[0]]
     assert "another environment (protocol)" in result.stdout
     assert [*rows_of(into)] == CASES[:1]
+
+
+def test_no_document_that_was_put_aside_is_lost(measured: list[str], tmp_path: Path) -> None:
+    into = tmp_path / "gemm.json"
+    for flops in ("4e6", "3e6", "2e6"):
+        tileops("bench", *SQUARE, "--max-flops", flops, "--json", str(into))
+    kept = {p.name: json.loads(p.read_text())["environment"]["max_flops"] for p in tmp_path.glob("*.json")}
+    assert kept == {"gemm.json": 2e6, "gemm.stale.json": 4e6, "gemm.stale-2.json": 3e6}
+
+
+def test_two_runs_write_no_document_together(measured: list[str], tmp_path: Path) -> None:
+    into = tmp_path / "gemm.json"
+    with document.to_oneself(into):
+        result = tileops("bench", *SQUARE, "--json", str(into))
+    assert result.exit_code == 1
+    assert f"another bench writes {into}" in result.stderr
+    assert measured == []
+    assert tileops("bench", *SQUARE, "--json", str(into)).exit_code == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["gemm.json"]
+
+
+def test_the_figures_of_a_profile_are_part_of_the_environment(measured: list[str], tmp_path: Path) -> None:
+    into, board = tmp_path / "gemm.json", tmp_path / "board.yaml"
+    shipped = (Path(profile.__code__.co_filename).parent / "profiles/h200.yaml").read_text()
+    for text in (shipped, shipped.replace("4.8e+12", "4.7e+12")):
+        board.write_text(text)
+        tileops("bench", *SQUARE, "--profile", str(board), "--json", str(into))
+    assert measured == CASES * 2
+    assert json.loads(into.read_text())["environment"]["profile"].startswith("h200, ")
+    assert json.loads((tmp_path / "gemm.stale.json").read_text())["environment"]["profile"] == "h200"
 
 
 def test_what_is_no_result_document_is_left_alone(measured: list[str], tmp_path: Path) -> None:

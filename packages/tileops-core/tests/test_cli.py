@@ -19,6 +19,7 @@ from tileops.core.cli import COMMANDS, main, output, rows
 from tileops.core.errors import NoKernelError
 from tileops.core.families import entries
 from tileops.core.op import make_op
+from tileops.core.program import cache_dir
 from tileops.gemm import GEMMFwdOp
 
 OPS = ("GEMMFwdOp", "GQADenseFwdOp", "RMSNormFwdOp")
@@ -154,6 +155,23 @@ def test_show_on_another_board() -> None:
     result = tileops("show", "RMSNormFwdOp", "--board", "a10")
     assert result.exit_code == 2
     assert "did you mean 'a100'?" in result.stderr
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_cleared_cache_says_what_is_gone(stuck: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))
+    place = cache_dir() / ("0" * 40)
+    place.mkdir(parents=True)
+    (place / "program.json").touch()
+
+    def refuse(place: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(place))
+
+    if stuck:
+        monkeypatch.setattr("shutil.rmtree", refuse)
+    done = CliRunner().invoke(main, ["cache", "clear"])
+    assert (done.exit_code, place.exists()) == (stuck, stuck)
+    assert f"{int(not stuck)} programs removed" in done.stdout
 
 
 def test_show_of_an_unknown_operator() -> None:

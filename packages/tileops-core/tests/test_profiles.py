@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from tileops.core.errors import TileOpsError
-from tileops.core.roofline import Figure, Profile, board_of, boards, figure_of, peak_at_clock, peak_figure, profile
+from tileops.core.roofline import Figure, Profile, board_of, boards, peak_at_clock, peak_figure, profile
 
 ROOM = Path(__file__).parents[1] / "src/tileops/core/roofline/profiles"
 
@@ -74,7 +74,7 @@ def test_peaks(board: str, unit: Any, dtype: str, value: float | None) -> None:
 
 def test_other_figures() -> None:
     h200 = profile("h200")
-    assert figure_of(h200.bandwidth, "theoretical").value == 4.8e12
+    assert h200.bandwidth.known.value == 4.8e12
     assert (h200.sm_count.theoretical.value, h200.l2_bytes.theoretical.value) == (132, 60 * 2**20)
     assert h200.max_clock_hz.theoretical.value == 1.98e9
     assert profile("h100").bandwidth.theoretical.value == 3.35e12

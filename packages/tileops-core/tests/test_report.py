@@ -251,7 +251,7 @@ def test_what_went_wrong_comes_first(written: Written) -> None:
         row(f"{GEMM}/fine", 10, 10, rivals={"cublaslt": missing, "deepgemm": missing}),
         row(f"{GEMM}/fine-too", 10, 10, rivals={"cublaslt": missing}),
         row(f"{GEMM}/magic", 10, 10, bound_us=11),
-        row(f"{GEMM}/odd", 50, 200, bound_us=40),
+        row(f"{GEMM}/odd", 50, rivals={"torch": {"status": "suspect", "us": 200, "reason": "at 20% of the bound"}}),
         failed(f"{GEMM}/wrong", "the result is wrong"),
     )
     text = Page(render([load(written("a", value))])).text
@@ -261,7 +261,7 @@ def test_what_went_wrong_comes_first(written: Written) -> None:
         "Required rivals without a time: cublaslt in 2 rows "
         "cublaslt missing, GEMMFwdOp: not installed 2 rows fine, fine-too",
         "Optional rivals without a time: deepgemm in 1 row",
-        f"Suspect rivals: 1 {GEMM}/odd torch reaches only 20.0 % of the bound",
+        f"Suspect rivals: 1 {GEMM}/odd torch: at 20% of the bound",
         "By operator",
     ]
     places = [text.find(part) for part in told]

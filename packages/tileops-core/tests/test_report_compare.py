@@ -102,12 +102,27 @@ def test_rows_that_fail_or_come_and_go(written: Written) -> None:
     assert "gpu" not in found["environment"]
 
 
+def test_rows_that_are_gone_end_with_one(written: Written) -> None:
+    """As a run leaves them that stopped on a lost device; --partial says that they were not to be measured."""
+    old = written("old", document(row(f"{GEMM}/a"), row(f"{GEMM}/b")))
+    new = written("new", document(row(f"{GEMM}/a")))
+    result = tileops("--compare", old, new)
+    assert result.exit_code == 1
+    assert "1 rows in both: 1 same; 1 in the old document only" in result.stdout
+    assert tileops("--compare", old, new, "--partial").exit_code == 0
+    assert tileops("--compare", new, old).exit_code == 0
+    none = tileops("--compare", old, written("none", document()))
+    assert none.exit_code == 2
+    assert "no row is in both" in none.stderr
+
+
 def test_command_lines_that_are_wrong(written: Written) -> None:
     one, other = written("one", document()), written("other", document(board="h100"))
     for args, told in (
         ((), "Missing argument"),
         ((one.with_name("none.json"),), "does not exist"),
         ((one, "--json"), "--json is for --compare"),
+        ((one, "--partial"), "--partial is for --compare"),
         (("--compare", one, one, one), "two documents"),
         (("--compare", one, one, "-o", "page.html"), "writes no page"),
         (("--compare", one, other), "compare runs on one board"),

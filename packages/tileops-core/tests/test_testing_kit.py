@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -521,6 +522,26 @@ def test_an_absent_device_fails_the_run(tmp_path):
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
     assert "the tests of cuda can't run" in result.stderr
     assert "passed" not in result.stdout
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_outcomes_are_written_as_tests_end(tmp_path, workers):
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert 1 == 2, 'no'\n"
+        "@pytest.mark.skip(reason='later')\ndef test_waits(): pass\n"
+        "@pytest.fixture\ndef broken(): raise ValueError('gone')\n"
+        "def test_breaks(broken): pass\n"
+    )
+    pytest_in(tmp_path, "--outcomes", str(tmp_path / "out/lines.jsonl"), *workers)
+    lines = {d["test"]: d for d in map(json.loads, (tmp_path / "out/lines.jsonl").read_text().splitlines())}
+    found = {name.partition("::test_")[2]: (d["outcome"], d.get("message", "")) for name, d in lines.items()}
+    assert found["passes"] == ("passed", "")
+    assert found["fails"][0] == found["breaks"][0] == "failed"
+    assert found["fails"][1].startswith("AssertionError: no assert 1 == 2")
+    assert found["breaks"][1] == "ValueError: gone"
+    assert found["waits"][0] == "skipped"
 
 
 def test_the_plugin_alone_imports_no_torch():

@@ -305,7 +305,7 @@ def test_an_interruption_has_its_own_exit_code(tileops, monkeypatch):
     ("args", "code", "message"),
     [
         (("--row", "lon"), 2, "no row is called 'lon'; did you mean 'long'?"),
-        (("--dtype", "float15"), 2, "no dtype is called 'float15'; did you mean 'float16'?"),
+        (("--dtype", "float15"), 2, "no dtype of a row is called 'float15'; did you mean 'float16'?"),
         (("--gpus", "a"), 2, "--gpus is 'all' or numbers such as '0,1', not 'a'"),
         (("--gpus", "7"), 3, "there is no GPU 7: 3 are visible; name fewer with --gpus"),
         (("--gpus", "all"), 2, "the GPUs are not alike (0: h200, 1: h200, 2: a100); name those of one kind"),

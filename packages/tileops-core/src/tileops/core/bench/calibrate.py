@@ -19,6 +19,7 @@ from tileops.core.bench.rows import Bench, floor_us
 from tileops.core.bench.timers import TIMERS
 from tileops.core.bench.timing import alternate
 from tileops.core.dtypes import torch_dtype
+from tileops.core.files import write_whole
 from tileops.core.roofline import Figure, Peak, Profile, Rated, Unit, board_of, profile
 
 # Bytes of a tensor, and M, N, K of products: of a GPU far beyond its L2, and long enough to meet its power limit.
@@ -82,9 +83,8 @@ def write(made: Profile, into: Path) -> None:
 
     value = cattrs.Converter().unstructure(made)
     value["matches"] = list(made.matches)
-    into.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(value, indent=1) if into.suffix == ".json" else yaml.safe_dump(value, sort_keys=False, width=120)
-    into.write_text(text.rstrip("\n") + "\n")
+    write_whole(into, text.rstrip("\n") + "\n")
 
 
 _UNKNOWN = Figure(None, "unknown", "no profile of this device: the vendor's figure goes here")

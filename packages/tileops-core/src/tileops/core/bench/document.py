@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import math
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,13 @@ import attrs
 import torch
 
 from tileops.core.backend import gpu_backend
-from tileops.core.bench import SCHEMA
+from tileops.core.bench import SCHEMA, is_tie
 from tileops.core.bench.rows import Bench
 from tileops.core.errors import TileOpsError
 from tileops.core.families import families
-from tileops.core.roofline import board_of
+from tileops.core.files import check_writable, write_whole
+from tileops.core.roofline import Profile, board_of, boards, profile
 
-TIE = 0.01
 # Packages whose versions decide what is measured, by the names that the environment has for them.
 PACKAGES = {
     "tilelang": "tilelang",
@@ -48,7 +50,7 @@ def environment(bench: Bench) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         **found,
-        "profile": bench.profile.board if bench.profile else None,
+        "profile": _named(bench.profile) if bench.profile else None,
         "timer": bench.timer,
         "l2": "unknown" if not bench.l2_bytes else "cold" if bench.cold_l2 else "hot",
         "clock": "sampled" if bench.sampler() else "unknown",
@@ -70,10 +72,32 @@ def document(rows: Iterable[Row], environment: Mapping[str, Any]) -> dict[str, A
 
 def write(into: Path, value: Mapping[str, Any]) -> None:
     """Write a document whole, or not at all."""
-    into.parent.mkdir(parents=True, exist_ok=True)
-    fresh = into.with_name(f"{into.name}.part")
-    fresh.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-    fresh.replace(into)
+    write_whole(into, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def to_oneself(into: Path) -> Iterator[None]:
+    """Have a document to oneself while rows are added to it; raises TileOpsError where another process has it."""
+    import filelock
+
+    check_writable(into)
+    lock = filelock.FileLock(into.with_name(f".{into.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise TileOpsError(f"another bench writes {into}; name another file, or wait for it") from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+
+
+def put_aside(into: Path) -> Path:
+    """Move a document to a name that is free."""
+    names = (f"{into.stem}.stale{'' if n == 1 else f'-{n}'}{into.suffix}" for n in itertools.count(1))
+    aside = next(place for name in names if not (place := into.with_name(name)).exists())
+    return into.replace(aside)
 
 
 @attrs.frozen
@@ -138,13 +162,20 @@ def summaries(rows: Iterable[Row], key: str = "ratio") -> list[Summary]:
 
 def counted(ratio: float) -> float:
     """A ratio as summaries count it: 1 where it is a tie."""
-    return 1.0 if abs(ratio - 1) <= TIE else ratio
+    return 1.0 if is_tie(ratio) else ratio
 
 
 def _summary(op: str, rows: Sequence[Row], key: str) -> Summary:
     worst = min(rows, key=lambda row: float(row[key]))
     mean = math.exp(statistics.fmean(math.log(counted(row[key])) for row in rows))
     return Summary(op, len(rows), mean, worst["case"], worst[key])
+
+
+def _named(figures: Profile) -> str:
+    """A profile by its board, and by what it says where that is not the shipped one."""
+    if figures.board in boards() and figures == profile(figures.board):
+        return figures.board
+    return f"{figures.board}, {hashlib.sha256(repr(figures).encode()).hexdigest()[:8]}"
 
 
 def _version(distribution: str) -> str | None:

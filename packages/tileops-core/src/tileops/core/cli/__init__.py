@@ -69,6 +69,8 @@ class _Commands(click.Group):
             # The interpreter flushes stdout once more when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(BROKEN_PIPE)
+        except OSError as e:
+            raise click.ClickException(str(e)) from None
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

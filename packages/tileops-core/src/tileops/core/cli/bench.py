@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -14,6 +15,9 @@ import click
 from tileops.core.cli import FAILED, INTERRUPTED, output
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tileops.core.bench.rows import Bench
     from tileops.core.cli.rows import Workload
 
 CPU_FLOPS = 2.0**22  # a burst is a dozen calls
@@ -55,15 +59,14 @@ def command(
     stands, but for rows that failed. Ctrl-C keeps what is finished. On a CPU rows are scaled down, to try the way.
     """
     entries = output.chosen(names, ops)
-    import attrs
-
     from tileops.core.bench import document, run
-    from tileops.core.bench.rows import floor_us
     from tileops.core.bench.timers import TIMERS_OF
     from tileops.core.cli import rows
     from tileops.core.roofline import profile
 
-    todo = select(rows.workloads(entries), labels, dtypes, quick)
+    todo = rows.select(rows.workloads(entries), labels, dtypes)
+    if quick:
+        todo = list({w.entry.name: w for w in reversed(todo)}.values())[::-1]
     device = rows.device_of(backend)
     if timer and timer not in TIMERS_OF[device.type]:
         raise output.no_such(f"timer of {device.type}", timer, TIMERS_OF[device.type])
@@ -71,10 +74,28 @@ def command(
     if max_flops is None:
         max_flops = CPU_FLOPS if device.type == "cpu" else math.inf
     environment = document.environment(bench) | {"max_flops": max_flops if math.isfinite(max_flops) else None}
-    kept = document.held(into, environment) if into else document.Held({})
     console = output.console()
+    with document.to_oneself(into) if into else contextlib.nullcontext():
+        _bench(todo, bench, environment, max_flops, into, quick, console)
+
+
+def _bench(
+    todo: Sequence[Workload],
+    bench: Bench,
+    environment: Mapping[str, Any],
+    max_flops: float,
+    into: Path | None,
+    quick: bool,
+    console: Console,
+) -> None:
+    import attrs
+
+    from tileops.core.bench import document, run
+    from tileops.core.bench.rows import floor_us
+
+    kept = document.held(into, environment) if into else document.Held({})
     if into and kept.stale:
-        aside = into.replace(into.with_name(f"{into.stem}.stale{into.suffix}"))
+        aside = document.put_aside(into)
         console.print(f"rows of {kept.stale} are measured again; the old ones are in {aside}", soft_wrap=True)
     calls = {str(call.id): call for call in (w.call(max_flops) for w in todo)}
     changed = {f"{w.entry.name}/{w.name}": w.changed(calls[f"{w.entry.name}/{w.name}"]) for w in todo}
@@ -83,7 +104,7 @@ def command(
     if into and len(due) < len(calls):
         console.print(f"{len(calls) - len(due)} rows of {into} stand", soft_wrap=True)
     try:
-        _compile(run.recipes(due, device), console)
+        _compile(run.recipes(due, bench.device), console)
         bench = attrs.evolve(bench, floor_us=floor_us(bench) if due else None)
         for row in _with_progress(run.run(due, bench, cold=not quick), len(due), console):
             done[row["case"]] = row | ({"scaled": changed[row["case"]]} if changed[row["case"]] else {})
@@ -100,26 +121,7 @@ def command(
         sys.exit(FAILED)
 
 
-def select(workloads: Sequence[Workload], labels: Sequence[str], dtypes: Sequence[str], quick: bool) -> list[Workload]:
-    """The workloads that a command line asks for; raises UsageError for a row or dtype that none has."""
-    known = {name: w for w in workloads for name in (w.row.label, w.name, f"{w.entry.name}/{w.name}")}
-    for label in labels:
-        if label not in known:
-            raise output.no_such("row", label, known)
-    seen = sorted({dtype for w in workloads for dtype in w.case.values()})
-    for dtype in dtypes:
-        if dtype not in seen:
-            raise output.no_such("dtype of a row", dtype, seen)
-    chosen = [
-        w
-        for w in workloads
-        if (not labels or {w.row.label, w.name, f"{w.entry.name}/{w.name}"} & {*labels})
-        and (not dtypes or {*w.case.values()} & {*dtypes})
-    ]
-    return list({w.entry.name: w for w in reversed(chosen)}.values())[::-1] if quick else chosen
-
-
-def _compile(recipes: Sequence[Any], console: Any) -> None:
+def _compile(recipes: Sequence[Any], console: Console) -> None:
     """All programs by one pool of processes; what fails to compile says so in its row, too."""
     from tileops.core.program import build
 
@@ -133,7 +135,7 @@ def _compile(recipes: Sequence[Any], console: Any) -> None:
             said = time.monotonic()
 
 
-def _with_progress(measured: Iterable[dict[str, Any]], total: int, console: Any) -> Iterator[dict[str, Any]]:
+def _with_progress(measured: Iterable[dict[str, Any]], total: int, console: Console) -> Iterator[dict[str, Any]]:
     """The rows, each with a line of its own and with the time that the rest may take."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -24,10 +24,13 @@ def command(context: click.Context) -> None:
 @command.command()
 def clear() -> None:
     """Remove every compiled program; running processes keep what they have loaded."""
-    programs = list(stored())
-    for place in programs:
-        shutil.rmtree(place, ignore_errors=True)
-    output.console().print(f"{len(programs)} programs removed")
+    removed = 0
+    try:
+        for place in list(stored()):
+            shutil.rmtree(place)
+            removed += 1
+    finally:
+        output.console().print(f"{removed} programs removed")
 
 
 @command.command("build")

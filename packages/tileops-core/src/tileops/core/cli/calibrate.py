@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tileops.core.cli import INTERRUPTED, output
+from tileops.core.files import check_writable
 
 
 @click.command("calibrate")
@@ -24,6 +25,8 @@ def command(backend: str, quick: bool, as_yaml: Path | None, as_json: Path | Non
     from tileops.core.bench import calibrate, run
     from tileops.core.cli.rows import device_of
 
+    for into in filter(None, (as_yaml, as_json)):
+        check_writable(into)
     bench = run.prepare(device_of(backend), None, cold_l2=False, brief=quick)
     console = output.console()
     reached = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -17,6 +19,9 @@ from tileops.core.families import entries, find_entry
 from tileops.core.spec import Entry
 from tileops.core.spec.diagnostics import did_you_mean
 
+SHOWN = 12  # names that a hint lists
+WIDE = 200  # columns where no terminal says how many there are: names are to be found again in a log
+
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
@@ -25,7 +30,9 @@ class _Console(Console):
 
 def console(stderr: bool = False) -> Console:
     """Plain text where it isn't a terminal; nothing in it is highlighted by guessing."""
-    return _Console(stderr=stderr, highlight=False, emoji=False)
+    stream = sys.stderr if stderr else sys.stdout
+    wide = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    return _Console(stderr=stderr, highlight=False, emoji=False, width=wide)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -62,18 +69,22 @@ def entry_of(name: str) -> Entry:
 
 
 def chosen(families: Sequence[str], ops: Sequence[str]) -> list[Entry]:
-    """The entries of these families and operators; of all, where none is named."""
+    """The entries of these families and operators; of all, where none is named. Raises UsageError without any."""
     known = sorted({e.family for e in installed().values()})
     for name in families:
         if name not in known:
             raise no_such("family", name, known)
     entries = [entry_of(op) for op in ops] if ops else list(installed().values())
-    return [e for e in entries if not families or e.family in families]
+    found = [e for e in entries if not families or e.family in families]
+    if not found:
+        raise click.UsageError(f"{', '.join(ops)} is not of the family {', '.join(families)}")
+    return found
 
 
 def no_such(what: str, name: str, known: Collection[str]) -> click.UsageError:
     """A name on the command line that means nothing."""
-    hint = did_you_mean(name, known) or f"known are {', '.join(known)}"
+    few, more = [*known][:SHOWN], len(known) - SHOWN
+    hint = did_you_mean(name, known) or f"known are {', '.join(few)}{f' and {more} more' if more > 0 else ''}"
     return click.UsageError(f"no {what} is called '{name}'; {hint}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -132,6 +132,30 @@ class Runner:
 def workloads(entries: Iterable[Entry]) -> list[Workload]:
     """Every row and dtype case of these entries."""
     return [Workload(e, row, case) for e in entries for row in e.workloads for case in cases(row)]
+
+
+def select(workloads: Sequence[Workload], labels: Sequence[str], dtypes: Sequence[str]) -> list[Workload]:
+    """The workloads of these rows or cases, with one of these dtypes; of all, where none is named.
+
+    Raises UsageError for a row or dtype that none has, and where nothing fits both.
+    """
+
+    def names(w: Workload) -> set[str]:
+        return {w.row.label, w.name, f"{w.entry.name}/{w.name}"}
+
+    known = dict.fromkeys([*(w.row.label for w in workloads), *(name for w in workloads for name in names(w))])
+    seen = sorted({dtype for w in workloads for dtype in w.case.values()})
+    for what, asked, there in (("row", labels, known), ("dtype of a row", dtypes, seen)):
+        for name in asked:
+            if name not in there:
+                raise output.no_such(what, name, there)
+    chosen = [
+        w for w in workloads if (not labels or names(w) & {*labels}) and (not dtypes or {*w.case.values()} & {*dtypes})
+    ]
+    if not chosen:
+        asked = [f"--row {label}" for label in labels] + [f"--dtype {dtype}" for dtype in dtypes]
+        raise click.UsageError(f"no row of these operators fits {' '.join(asked)}")
+    return chosen
 
 
 def device_of(name: str | None) -> torch.device:

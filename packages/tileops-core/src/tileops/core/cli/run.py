@@ -26,13 +26,7 @@ def command(
     entry = output.entry_of(op)
     from tileops.core.cli import rows
 
-    todo = rows.workloads([entry])
-    known = {name: w for w in todo for name in (w.row.label, w.name, f"{entry.name}/{w.name}")}
-    for label in labels:
-        if label not in known:
-            raise output.no_such("row", label, known)
-    if labels:
-        todo = [w for w in todo if {w.row.label, w.name, f"{entry.name}/{w.name}"} & {*labels}]
+    todo = rows.select(rows.workloads([entry]), labels, ())
     where = rows.device_of(device)
     if max_flops is None:
         max_flops = rows.CPU_FLOPS if where.type == "cpu" else math.inf

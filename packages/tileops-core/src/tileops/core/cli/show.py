@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -27,12 +28,13 @@ from tileops.core.workloads import call_id, cases, row_call
 def command(op: str, board: str, as_json: bool) -> None:
     """Explain an operator: signature, semantics, workloads and their bounds."""
     entry = output.entry_of(op)
-    if not board.endswith((".yaml", ".yml")) and board not in boards():
+    if board not in boards() and not Path(board).is_file():
         raise output.no_such("board", board, boards())
+    on = profile(board if board in boards() else Path(board))
     if as_json:
-        output.print_json(_document(entry, profile(board)))
+        output.print_json(_document(entry, on))
     else:
-        output.console().print(_page(entry, profile(board)))
+        output.console().print(_page(entry, on))
 
 
 def _bounds(entry: Entry, on: Profile) -> Iterator[tuple[Row, str, Call, Bound | None]]:

@@ -16,6 +16,7 @@ import click
 
 from tileops.core.cli import FAILED, INTERRUPTED, output
 from tileops.core.errors import BackendError
+from tileops.core.files import check_writable, write_whole
 from tileops.core.kernel import Device
 from tileops.core.tune import results, search, shipped
 from tileops.core.tune.child import Child
@@ -50,6 +51,8 @@ def command(
     Rows that share a bucket, within which one choice serves, are tuned together. Every result is verified before it is
     timed. What is known already stands; Ctrl-C keeps what is finished.
     """
+    if into:
+        check_writable(into)
     indices, device, board = _chosen(gpus)
     todo = _tasks(ops, labels, dtypes, device, board, limit)
     console = output.console()
@@ -70,7 +73,7 @@ def command(
     found = [(task, result) for task in todo if (result := results.read(task.bucket)) and result.chosen]
     _print(found, faults)
     if into:
-        _write(into, _document(todo, faults, built, board))
+        write_whole(into, json.dumps(_document(todo, faults, built, board), indent=1) + "\n")
     if ship:
         for table, count in _ship(found, every).items():
             console.print(f"{table}: {count} of {len(found)} choices", soft_wrap=True)
@@ -110,28 +113,16 @@ def _tasks(
     ops: Sequence[str], labels: Sequence[str], dtypes: Sequence[str], device: Device, board: str, limit: int
 ) -> list[Task]:
     from tileops.core.backend import cuda
+    from tileops.core.cli import rows
     from tileops.core.families import op_class
-    from tileops.core.spec.dtypes import BITS
-    from tileops.core.torch_ops import checker_of
-    from tileops.core.workloads import cases, row_call
 
     entries = [output.entry_of(op) for op in dict.fromkeys(ops)]
-    known = {row.label for entry in entries for row in entry.workloads}
-    for label in labels:
-        if label not in known:
-            raise output.no_such("row", label, known)
-    for dtype in dtypes:
-        if dtype not in BITS:
-            raise output.no_such("dtype", dtype, BITS)
+    all_rows = rows.workloads(entries)
+    wanted = {f"{w.entry.name}/{w.name}" for w in rows.select(all_rows, labels, dtypes)}
     found = []
     for entry in entries:
         op_class(entry)
-        calls, wanted = [], set()
-        for row in entry.workloads:
-            for case in cases(row):
-                calls.append(row_call(checker_of(entry), row, case))
-                if (not labels or row.label in labels) and (not dtypes or {*case.values()} & {*dtypes}):
-                    wanted.add(calls[-1].id)
+        calls = [w.call(math.inf) for w in all_rows if w.entry is entry]
         found += [task for task in tasks(cuda, calls, device, board, limit) if wanted & task.calls.keys()]
     if not found:
         raise click.UsageError("no kernel serves any of these rows")
@@ -169,13 +160,6 @@ def _document(todo: Sequence[Task], faults: Mapping[str, str], built: Built, boa
         rows.append(row)
     compiled = {"count": built.count, "seconds": built.seconds}
     return {"board": board, "protocol": search.PROTOCOL, "compiled": compiled, "buckets": rows}
-
-
-def _write(into: Path, value: Any) -> None:
-    into.parent.mkdir(parents=True, exist_ok=True)
-    fresh = into.with_suffix(".part")
-    fresh.write_text(json.dumps(value, indent=1) + "\n")
-    fresh.replace(into)
 
 
 def _ship(found: Sequence[tuple[Task, Result]], every: bool) -> dict[Path, int]:

@@ -32,7 +32,10 @@ class Time:
 
 @attrs.frozen
 class Rival:
-    """Another implementation on the same inputs: ok with its ``us``, else missing or failed with the reason."""
+    """Another implementation on the same inputs: ok with its ``us``, else suspect, missing or failed with the reason.
+
+    A suspect one has a time, too far from the bound to be that of the right call.
+    """
 
     status: str
     us: float | None = attrs.field(default=None, validator=optional(_positive))

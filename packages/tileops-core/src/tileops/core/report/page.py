@@ -23,7 +23,6 @@ from tileops.core.report.summary import (
     op_of,
     rated_for,
     side,
-    suspect,
     verdict,
     verdicts,
 )
@@ -110,10 +109,10 @@ def _faults(rows: Sequence[Row]) -> Html | None:
     over = [(row, f"{percent(row.of_bound)} of its bound: its time, FLOP or bytes are wrong")
             for row in rows if row.of_bound and row.of_bound > 1]  # fmt: skip
     doubts = [
-        (row, f"{name} reaches only {percent(row.bound_us / us)} of the bound: is it called rightly?")
+        (row, f"{name}: {rival.reason}")
         for row in rows
         for name, rival in row.rivals.items()
-        if row.bound_us and (us := rival.us) and suspect(row, name)
+        if rival.status == "suspect"
     ]
     missing = absent(rows)
     parts: list[Child] = [
@@ -279,7 +278,7 @@ def _history(board: Board) -> Html | None:
     if not lines:
         return None
     charts = [
-        tag("figure", tag("figcaption", op), plots.history([(d.date or d.name, v) for d, v in points]))
+        tag("figure", tag("figcaption", op), plots.history([((d.date or d.name)[:10], v) for d, v in points]))
         for op, points in lines.items()
     ]
     told = "Geometric mean of the ratio to the fastest, over the rows that every document of the operator rates."

@@ -9,13 +9,11 @@ from typing import Literal, TypeVar, get_args
 
 import attrs
 
+from tileops.core.bench import is_tie
 from tileops.core.families import entries
 from tileops.core.report.documents import Document, Row
 from tileops.core.roofline import Unit
 from tileops.core.spec.dtypes import BITS
-
-TIE = 0.01  # within it nobody leads
-SUSPECT, SUSPECT_US = 0.3, 20.0  # a rival so far from the bound of a call so large is likely called wrongly
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -115,7 +113,7 @@ def counted(row: Row) -> float | None:
 
 def side(ratio: float) -> Verdict:
     """Where a ratio stands from 1."""
-    return "tie" if abs(ratio - 1) <= TIE + 1e-9 else "faster" if ratio > 1 else "slower"
+    return "tie" if is_tie(ratio) else "faster" if ratio > 1 else "slower"
 
 
 def verdict(row: Row) -> Verdict:
@@ -159,16 +157,9 @@ def absent(rows: Iterable[Row]) -> list[Absent]:
 
 
 def required(op: str, rival: str) -> bool:
-    """Whether an op is to be measured against a rival: any that no spec calls optional."""
+    """Whether an op is to be measured against a rival, as its spec says; any, where its family isn't installed."""
     entry = entries().get(op)
-    declared = entry.baselines.values() if entry else ()
-    return not any(rival in b.optional for b in declared) or any(rival in b.required for b in declared)
-
-
-def suspect(row: Row, rival: str) -> bool:
-    """Whether a rival is so far from the bound that its call is likely wrong."""
-    us = row.rivals[rival].us
-    return bool(us and row.bound_us and row.bound_us >= SUSPECT_US and row.bound_us < SUSPECT * us)
+    return entry is None or any(rival in b.required for b in entry.baselines.values())
 
 
 def history(board: Board) -> dict[str, list[tuple[Document, float]]]:

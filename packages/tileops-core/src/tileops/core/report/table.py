@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tileops.core.report.documents import Document, Row
 from tileops.core.report.html import Child, Html, tag
-from tileops.core.report.summary import rated_for, required, suspect, verdict
+from tileops.core.report.summary import rated_for, required, verdict
 from tileops.core.roofline import Profile, peak_at_clock
 
 
@@ -99,9 +99,8 @@ def _rival(row: Row, name: str) -> Html:
             "n bad" if rival.status == "failed" or required(row.op, name) else "n quiet",
             rival.reason,
         )
-    doubt = suspect(row, name)
     style = "n strong" if name == row.fastest else "n"
-    return _cell(number(rival.us) + (" ?" if doubt else ""), rival.us, style, "far from the bound" if doubt else None)
+    return _cell(number(rival.us) + (" ?" if rival.status == "suspect" else ""), rival.us, style, rival.reason)
 
 
 def _at_clock(row: Row, profile: Profile | None) -> float | None:

@@ -8,7 +8,7 @@ import attrs
 
 from tileops.core.check.call import Call
 from tileops.core.roofline.counting import spec_error, work
-from tileops.core.roofline.hardware import Figure, Profile, Unit, Which, figure_of, peak_figure
+from tileops.core.roofline.hardware import Figure, Profile, Unit, peak_figure
 from tileops.core.spec.dtypes import BITS
 
 Side = Literal["compute", "memory"]
@@ -19,9 +19,9 @@ class Bound:
     """The time bound of a call in seconds, None where a figure that it needs is unknown (``reason`` says which).
 
     ``by`` is the side that takes longer. ``intensity`` is FLOP per byte, None where no byte moves. ``peak`` (FLOP/s,
-    of ``unit`` and ``dtype``) and ``bandwidth`` (B/s) are the figures used. Unless ``exact``, flops and bytes are
-    upper bounds, so a run below ``seconds`` is no fault. A calibrated figure is what a good program reached: a better
-    one may pass that bound, none the theoretical one.
+    of ``unit`` and ``dtype``) and ``bandwidth`` (B/s) are the figures used: the theoretical ones or, where a profile
+    has none, the calibrated ones, which a better program may pass. Unless ``exact``, that may be so, or flops and bytes
+    are upper bounds, so that a run below ``seconds`` is no fault.
     """
 
     seconds: float | None
@@ -39,20 +39,11 @@ class Bound:
     reason: str | None = None
 
 
-@attrs.frozen
-class Achieved:
-    """Rates of a measured run; ``percent`` is bound over time, None where the bound is unknown."""
-
-    tflops: float
-    gbps: float
-    percent: float | None
-
-
 _NO_PROFILE = Figure(None, "unknown", "no profile of this device")
 _NO_UNIT = Figure(None, "unknown", "the entry names no unit or no dtype")
 
 
-def bound(call: Call, profile: Profile | None, which: Which = "theoretical") -> Bound:
+def bound(call: Call, profile: Profile | None) -> Bound:
     """``max(flops / peak, bytes / bandwidth)`` of a call; with no profile (a CPU) only the work is known.
 
     Raises SpecError where the entry can't count its work or names no dtype that the call knows.
@@ -61,16 +52,16 @@ def bound(call: Call, profile: Profile | None, which: Which = "theoretical") -> 
     unit, dtype = _rated_for(call)
     peak, bandwidth = _NO_PROFILE, _NO_PROFILE
     if profile:
-        peak = peak_figure(profile, unit, dtype, which) if unit and dtype else _NO_UNIT
-        bandwidth = figure_of(profile.bandwidth, which)
+        peak = peak_figure(profile, unit, dtype) if unit and dtype else _NO_UNIT
+        bandwidth = profile.bandwidth.known
     compute, memory = _seconds(counted.flops, peak), _seconds(counted.bytes, bandwidth)
     seconds: float | None = None
     by: Side | None = None
     if compute is not None and memory is not None:
         seconds, by = max(compute, memory), "compute" if compute > memory else "memory"
     gaps = {
-        f"{which} peak of {unit} {dtype}": None if compute is not None else peak.source,
-        f"{which} bandwidth": None if memory is not None else bandwidth.source,
+        f"peak of {unit} {dtype}": None if compute is not None else peak.source,
+        "bandwidth": None if memory is not None else bandwidth.source,
     }
     return Bound(
         seconds=seconds,
@@ -78,7 +69,7 @@ def bound(call: Call, profile: Profile | None, which: Which = "theoretical") -> 
         flops=counted.flops,
         bytes=counted.bytes,
         intensity=counted.flops / counted.bytes if counted.bytes else None,
-        exact=counted.exact,
+        exact=counted.exact and "measured" not in (peak.confidence, bandwidth.confidence),
         compute_seconds=compute,
         memory_seconds=memory,
         unit=unit,
@@ -87,14 +78,6 @@ def bound(call: Call, profile: Profile | None, which: Which = "theoretical") -> 
         bandwidth=bandwidth,
         reason="; ".join(f"no {what}: {why}" for what, why in gaps.items() if why) or None,
     )
-
-
-def achieved(bound: Bound, seconds: float) -> Achieved:
-    """Rates of a run that took ``seconds``; ValueError unless that is positive."""
-    if not seconds > 0:
-        raise ValueError(f"a measured time must be positive, not {seconds}")
-    percent = None if bound.seconds is None else 100 * bound.seconds / seconds
-    return Achieved(bound.flops / seconds / 1e12, bound.bytes / seconds / 1e9, percent)
 
 
 def _seconds(amount: float, rate: Figure) -> float | None:

@@ -21,7 +21,6 @@ from tileops.core.errors import TileOpsError
 from tileops.core.spec.dtypes import BITS
 
 Unit = Literal["tensor_core", "cuda_core"]
-Which = Literal["theoretical", "calibrated"]
 
 Confidence = Literal[
     "measured",  # by this project, on the board
@@ -57,6 +56,11 @@ class Rated:
 
     theoretical: Figure
     calibrated: Figure
+
+    @property
+    def known(self) -> Figure:
+        """The theoretical figure or, where only that is known, the calibrated one."""
+        return self.theoretical if self.theoretical.value or not self.calibrated.value else self.calibrated
 
 
 @attrs.frozen
@@ -115,10 +119,10 @@ def board_of(device_name: str) -> str | None:
     return next((b for b in boards() if any(fnmatchcase(name, m.casefold()) for m in profile(b).matches)), None)
 
 
-def peak_figure(profile: Profile, unit: Unit, dtype: str, which: Which = "theoretical") -> Figure:
+def peak_figure(profile: Profile, unit: Unit, dtype: str) -> Figure:
     """The peak of a unit and dtype in FLOP/s; unknown where the profile doesn't list it."""
     peak = profile.peak.get(unit, {}).get(dtype)
-    return figure_of(peak, which) if peak else Figure(None, "unknown", "the profile lists none")
+    return peak.known if peak else Figure(None, "unknown", "the profile lists none")
 
 
 def peak_at_clock(profile: Profile, unit: Unit, dtype: str, clock_hz: float) -> float | None:
@@ -127,12 +131,6 @@ def peak_at_clock(profile: Profile, unit: Unit, dtype: str, clock_hz: float) -> 
     per_cycle = peak.per_cycle.value if peak else None
     sms = profile.sm_count.theoretical.value
     return None if per_cycle is None or sms is None else per_cycle * sms * clock_hz
-
-
-def figure_of(quantity: Rated, which: Which) -> Figure:
-    """One of the two figures of a quantity."""
-    figure: Figure = getattr(quantity, which)
-    return figure
 
 
 def _folder() -> Any:

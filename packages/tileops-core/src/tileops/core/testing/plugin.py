@@ -17,6 +17,7 @@ The names are ``workload_case``, ``edge_case`` and ``torch_case``; a case comes 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,11 +45,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tileops", "TileOPs operators")
     group.addoption("--tier", choices=TIERS, help="the most that is run: smoke, full (the default) or nightly")
     group.addoption("--device", choices=DEVICES, help="whose tests are run: cpu (the default), cuda or musa")
+    group.addoption("--outcomes", type=Path, metavar="FILE", help="add a line of JSON for each test as it ends")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    if config.option.outcomes and not hasattr(config, "workerinput"):  # a worker's reports reach its controller
+        config.pluginmanager.register(_Outcomes(config.option.outcomes))
+
+
+class _Outcomes:
+    """What became of each test, on disk when it is known: a run that is killed loses none of it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("a", encoding="utf-8", buffering=1)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.outcome == "passed":
+            return
+        crash = getattr(report.longrepr, "reprcrash", None)
+        said = crash.message if crash else str(report.longrepr or "")
+        line = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3)}
+        self.file.write(json.dumps(line | ({"message": " ".join(said.split())[:500]} if said else {})) + "\n")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

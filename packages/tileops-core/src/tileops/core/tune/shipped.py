@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from tileops.core.errors import TileOpsError
 from tileops.core.families import spec_path
+from tileops.core.files import write_whole
 from tileops.core.tune.bucket import text_of
 from tileops.core.tune.results import Result
 
@@ -81,10 +81,7 @@ def write(table: Path, provenance: Mapping[str, Any], tuned: Mapping[str, Shippe
     lines += [f"{name}: {_flow(value)}\n" for name, value in provenance.items()]
     lines.append("choices:\n" if any(merged.values()) else "choices: []\n")
     lines += [_lines(merged[text]) for text in _sorted(merged)]
-    table.parent.mkdir(parents=True, exist_ok=True)
-    fresh = table.with_suffix(".part")
-    fresh.write_text("".join(lines))
-    os.replace(fresh, table)
+    write_whole(table, "".join(lines))
     entries.cache_clear()
 
 
