@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tileops.core.check import Checker, TensorMeta
-from tileops.core.errors import TileOpsError
+from tileops.core.errors import SpecError, TileOpsError
 from tileops.core.inputs import make_inputs
 from tileops.core.spec.load import parse_spec
 from tileops.core.spec.predicates import PREDICATES
@@ -131,3 +131,17 @@ def test_what_a_forward_gives_its_backward() -> None:
     x, rstd = inputs["x"], inputs["rstd"]
     assert x is not None
     torch.testing.assert_close(rstd, (x.square().mean((-2, -1)) + 2.0**-23).rsqrt())
+
+
+def test_a_rows_tensors_lie_as_it_says() -> None:
+    def rows(order: str) -> Any:
+        text = SPEC.replace("{label: toy, B: 3", f"{{label: toy, dim_order: {{x: {order}}}, B: 3")
+        return parse_spec(text).entries["PagedFwdOp"]
+
+    (call,) = calls(rows("[1, 0]"))
+    x = make_inputs(call)["x"]
+    assert x is not None
+    assert (call.inputs["x"].strides, x.stride()) == ((1, 128), (1, 128))  # type: ignore[union-attr]
+    assert [c.inputs["x"] for c in calls(rows("[0, 1]"))] == [c.inputs["x"] for c in calls(entry())]
+    with pytest.raises(SpecError, match=r"row 'toy' can't be made into a call: dim_order has 3 axes of x, which has 2"):
+        list(calls(rows("[0, 1, 2]")))

@@ -246,7 +246,8 @@ def test_rows() -> None:
         inputs='{a: {dtype: T, shape: "[M, N]"}, w: {dtype: "T | float32", shape: "[N]", optional: true},'
         ' o: {dtype: int32, shape: "[M]", requires: index(N)}}',
         workloads="[{M: 4, N: 2, flip: true, some: [w], label: r4-n2.half,"
-        " dtype_cases: [{T: float16, w: float32}, {T: bfloat16}], values: {o: index(N)}}, {M: 1, N: 1, label: 1x}]",
+        " dtype_cases: [{T: float16, w: float32}, {T: bfloat16}], values: {o: index(N)}, dim_order: {a: [1, 0]}},"
+        " {M: 1, N: 1, label: 1x}]",
     )
     row, plain = read.workloads
     assert row.label == "r4-n2.half"
@@ -254,7 +255,8 @@ def test_rows() -> None:
     assert row.some == ("w",)
     assert row.dtype_cases == ({"T": "float16", "w": "float32"}, {"T": "bfloat16"})
     assert row.content["o"].source == "index(N)"
-    assert (plain.some, plain.dtype_cases, plain.content) == ((), (), {})
+    assert row.dim_order == {"a": (1, 0)}
+    assert (plain.some, plain.dtype_cases, plain.content, plain.dim_order) == ((), (), {}, {})
 
 
 def test_baselines_and_compile() -> None:
@@ -596,6 +598,12 @@ FAULTS: list[tuple[dict[str, str | None], str, str, str | None]] = [
     ({"params": "{p: {type: bool, default: true}}", "workloads": "[{M: 1, N: 1, p: «2», label: a}]"}, "S301",
      "param 'p' must be bool in row 'a'", None),
     ({"workloads": "[{M: 1, N: 1, some: «[a]», label: a}]"}, "S301", "'some' names 'a', no optional input", None),
+    ({"workloads": "[{M: 1, N: 1, dim_order: {«b»: [0, 1]}, label: a}]"}, "S101",
+     "unknown key 'b' in dim_order of row 'a'", None),
+    ({"workloads": "[{M: 1, N: 1, dim_order: {a: «[1, 1]»}, label: a}]"}, "S301",
+     "a dim_order must have each axis once, outermost first, not [1, 1]", None),
+    ({"workloads": "[{M: 1, N: 1, dim_order: {a: «2»}, label: a}]"}, "S301",
+     "a dim_order must have each axis once, outermost first, not 2", None),
     ({"workloads": "[{M: 1, N: 1, values: {«b»: positive}, label: a}]"}, "S301", "'values' names 'b', no input", None),
     ({"workloads": "[{M: 1, N: 1, label: a, dtype_cases: [{T: «float32»}]}]"}, "S301",
      "'T' must be float16 or bfloat16, not 'float32'", "did you mean 'float16'?"),

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tileops.core.check import Call, Checker, TensorMeta
+from tileops.core.check import Call, Checker, TensorMeta, ordered_strides
 from tileops.core.errors import CheckError, SpecError, TileOpsError
 from tileops.core.roofline import work
 from tileops.core.spec import Diagnostic, Entry, Row, TensorDecl
@@ -84,8 +84,11 @@ def _bind(checker: Checker, row: Row, case: Case, values: Mapping[str, Any]) -> 
     metas: dict[str, TensorMeta] = {}
     for name, decl in sig.inputs.items():
         if env[f"present({name})"]:
-            shape = compile_expr(decl.shape.expr)(env)
-            metas[name] = TensorMeta(tuple(shape), _dtype(decl, env, metas, case))
+            shape = tuple(compile_expr(decl.shape.expr)(env))
+            order = row.dim_order.get(name, range(len(shape)))
+            if len(order) != len(shape):
+                raise ValueError(f"dim_order has {len(order)} axes of {name}, which has {len(shape)}")
+            metas[name] = TensorMeta(shape, _dtype(decl, env, metas, case), ordered_strides(shape, order))
     content = {n: _content(entry, row, n, m, env) for n, m in metas.items() if _generator(row, sig.inputs[n])}
     call = checker.bind(params, metas, content=content or None, id=call_id(entry, row, case))
     for name, value in values.items():

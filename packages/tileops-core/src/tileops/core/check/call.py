@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -27,6 +27,12 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(n, 1)
     return tuple(reversed(strides))
+
+
+def ordered_strides(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor without gaps whose axes lie in this order, the outermost first."""
+    strides = dict(zip(order, contiguous_strides(tuple(shape[axis] for axis in order)), strict=True))
+    return tuple(strides[axis] for axis in range(len(shape)))
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

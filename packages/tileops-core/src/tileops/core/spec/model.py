@@ -145,13 +145,17 @@ class Signature:
 
 @attrs.frozen
 class Row:
-    """A workload. ``values`` gives indices and params, ``content`` how metadata is generated."""
+    """A workload. ``values`` gives indices and params, ``content`` how metadata is generated.
+
+    ``dim_order`` has the axes of an input as they lie in memory, the outermost first, where not in their own order.
+    """
 
     label: str
     values: Mapping[str, Any]
     some: tuple[str, ...] = ()
     dtype_cases: tuple[Mapping[str, str], ...] = ()
     content: Mapping[str, Predicate] = attrs.field(factory=dict)
+    dim_order: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     place: Place = _place()
 
 

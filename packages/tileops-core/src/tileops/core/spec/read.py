@@ -22,7 +22,7 @@ ENTRY_KEYS = (
     "family", "summary", "status", "aliases", "ref_api", "reference", "model", "absolute", "signature", "semantics",
     "workloads", "accuracy", "baselines", "roofline", "grad", "composition", "compile", "source",
 )  # fmt: skip
-ROW_KEYS = ("some", "dtype_cases", "values", "label")
+ROW_KEYS = ("some", "dtype_cases", "values", "dim_order", "label")
 ACCURACY_RULES = ("slices", "statistic", "codes", "exact")
 _BOUNDS: dict[str, tuple[Kind, float]] = {"contraction": ("int", 0), "factor": ("number", 0), "floor": ("number", 1)}
 _OP_NAME = re.compile(r"[A-Z][A-Za-z0-9]*(Fwd|Bwd)Op")
@@ -193,7 +193,18 @@ class _EntryReader:
                     self.src.error(key, "S301", f"'values' names '{name}', no input", did_you_mean(name, sig.inputs))
                 elif (made := self.reader.values(part, f"'values' of {name}", name)) is not None:
                     content[name] = made
-        return Row(label, values, some, self._dtype_cases(parts, label), content, place=self.src.place(node))
+        order = {}
+        if "dim_order" in parts:
+            orders = self.src.mapping(parts["dim_order"], f"dim_order of row '{label}'", sig.inputs)
+            order = {name: self._order(part) for name, part in orders.items()}
+        return Row(label, values, some, self._dtype_cases(parts, label), content, order, place=self.src.place(node))
+
+    def _order(self, node: Node) -> tuple[int, ...]:
+        value = self.src.value(node)
+        if not isinstance(value, list) or sorted(map(repr, value)) != sorted(map(repr, range(len(value)))):
+            self.src.error(node, "S301", f"a dim_order must have each axis once, outermost first, not {value!r}")
+            return ()
+        return tuple(value)
 
     def _size(self, name: str, kind: str, node: Node) -> Any:
         value = self.src.value(node)

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from tileops.core.check import Call, TensorMeta, contiguous_strides
+from tileops.core.check import Call, TensorMeta, contiguous_strides, ordered_strides
 from tileops.core.dtypes import torch_dtype
 from tileops.core.spec import TensorDecl
 
@@ -33,8 +33,7 @@ def _swapped(shape: Shape, i: int, j: int) -> Placement | None:
         return None
     order = list(range(len(shape)))
     order[i], order[j] = order[j], order[i]
-    strides = contiguous_strides(tuple(shape[k] for k in order))
-    return Placement(tuple(strides[k] for k in order))
+    return Placement(ordered_strides(shape, order))
 
 
 def _pitched(shape: Shape, pitch: Callable[[int], int], offset: int = 0) -> Placement | None:
