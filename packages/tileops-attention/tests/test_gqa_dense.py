@@ -69,6 +69,17 @@ def test_the_first_queries_of_more_than_keys_see_none(device: str) -> None:
     assert lse[:, :, 3:].isfinite().all()
 
 
+@pytest.mark.semantics("GQADenseFwdOp", "empty-row")
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_queries_that_see_no_key_have_nothing_of_a_value_that_others_see(bad: float, device: str) -> None:
+    q, k, v = qkv(5, 2, device, H=4, H_kv=2)
+    v[:, 1] = bad
+    for sinks in (None, torch.zeros(4, device=device)):
+        o, _ = CAUSAL(q, k, v, sinks)
+        assert (o[:, :3] == 0).all()
+        assert not o[:, -1].isfinite().any()
+
+
 @pytest.mark.semantics("GQADenseFwdOp", "window-inclusive")
 @pytest.mark.parametrize("left", [0, 1, 2, 100, 1000])
 @pytest.mark.parametrize("S", [8, 128, 300])
@@ -164,6 +175,14 @@ def test_scores_below_any_stand_in_for_minus_infinity(device: str) -> None:
 
 
 @pytest.mark.semantics("GQADenseFwdOp", "scale")
+@pytest.mark.parametrize("cap", [1e6, 1e10])
+def test_a_cap_far_above_the_scores_changes_nothing(cap: float, device: str) -> None:
+    q, k, v = qkv(40, 90, device, H=4, H_kv=2)
+    capped = assert_right(GQADenseFwdOp(is_causal=True, softcap=cap), q, k, v)
+    torch.testing.assert_close(capped, GQADenseFwdOp(is_causal=True)(q, k, v), rtol=2**-9, atol=2**-10)
+
+
+@pytest.mark.semantics("GQADenseFwdOp", "scale")
 @pytest.mark.parametrize("cap", [30.0, 50.0])
 def test_the_cap_is_not_ignored(cap: float, device: str) -> None:
     q, k, v = qkv(40, 90, device, H=4, H_kv=2)
@@ -206,6 +225,13 @@ def test_scales_come_with_float8_and_all_three(given: tuple[str, ...], device: s
         ({"window_size_left": -2}, [(1, 4, 2, 8)] * 3, r"window_size_left = -2, expected"),
         ({"softcap": 0.0}, [(1, 4, 2, 8)] * 3, r"softcap = 0.0, expected a positive bound"),
         ({"softmax_scale": -1.0}, [(1, 4, 2, 8)] * 3, r"softmax_scale = -1.0, expected a positive factor"),
+        ({"softmax_scale": NAN}, [(1, 4, 2, 8)] * 3, r"softmax_scale.* nan, expected a "),
+        ({"softcap": NAN}, [(1, 4, 2, 8)] * 3, r"softcap.* nan, expected a "),
+        *(
+            ({name: value}, [(1, 4, 2, 8)] * 3, rf"{name} = {value}, expected a positive .* 1e-10 to 1e1?[06], or None")
+            for name in ("softmax_scale", "softcap")
+            for value in (INF, 2e10, 1e-40)
+        ),
         ({"out_dtype": torch.float16}, [(1, 4, 2, 8)] * 3, r"out_dtype = float16.*, expected no out_dtype"),
     ],
 )

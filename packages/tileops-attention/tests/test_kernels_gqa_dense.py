@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from tileops.attention import GQADenseFwdOp
-from tileops.attention.kernels import gqa_decode, gqa_general, gqa_prefill
+from tileops.attention.kernels import common, gqa_decode, gqa_general, gqa_prefill
 from tileops.core import program, workloads
 from tileops.core.accuracy import collect, verify
 from tileops.core.backend import cuda, gpu
 from tileops.core.check import Call, TensorMeta
 from tileops.core.choice import Choice
 from tileops.core.inputs import make_inputs
-from tileops.core.kernel import H200, Device, Kernel
+from tileops.core.kernel import H200, Device, Kernel, static_of
 from tileops.core.testing.programs import compile_all
 from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
@@ -28,7 +28,6 @@ from tileops.core.tune.measure import launch_of
 
 DECODE, PREFILL, GENERAL = gqa_decode.GQADecode(), gqa_prefill.GQAPrefill(), gqa_general.GQAGeneral()
 KERNELS = (DECODE, PREFILL, GENERAL)
-SM90A = {"kind": "cuda", "arch": "sm_90a"}
 INF, NAN = float("inf"), float("nan")
 
 
@@ -59,7 +58,8 @@ class Kind:
             given = {"strides": strides[name]} if name in strides else {}
             metas.append(TensorMeta((B, *shape), self.T, **given))
         for name in ("sinks", "alibi_slopes"):
-            metas.append(TensorMeta((self.H,), "float32") if name in self.extra else None)
+            given = {"strides": strides[name]} if name in strides else {}
+            metas.append(TensorMeta((self.H,), "float32", **given) if name in self.extra else None)
         scale = TensorMeta((B, self.H_kv), "float32") if self.T.startswith("float8") else None
         return self.op.bind(*metas, scale, scale, scale)
 
@@ -68,6 +68,7 @@ EVERYTHING = Kind(
     extra=("sinks", "alibi_slopes"),
     params={"is_causal": True, "window_size_left": 70, "softcap": 20.0, "softmax_scale": 0.2, "return_lse": True},
 )
+WIDE = attrs.evolve(EVERYTHING, params={**EVERYTHING.params, "window_size_left": 3000})
 SINK = ("sinks",)
 SLOPES = ("alibi_slopes",)
 SHORT = [
@@ -88,9 +89,11 @@ CASES: dict[str, tuple[Kind, list[tuple[int, int, int]]]] = {
     "full-fp16": (Kind(4, 4, 64, T="float16"), [*SHORT, *STEPS]),
     "lse": (Kind(3, 3, 64, params={"is_causal": True, "return_lse": True}), [*SHORT, *STEPS, *FEW]),
     "everything": (EVERYTHING, [*SHORT, *STEPS, *FEW]),
+    "everything-split": (WIDE, [(1, 1, 4095), (3, 1, 4095), (3, 1, 2000), (2, 13, 3500)]),
     "sinks": (Kind(16, 2, 64, extra=SINK, params={"window_size_left": 0, "is_causal": True}), [*SHORT, *STEPS]),
     "alibi": (Kind(4, 4, extra=SLOPES, params={"window_size_right": 5}), SHORT),
     "softcap": (Kind(4, 2, T="float16", params={"softcap": 5.0}), [*SHORT, (2, 1, 300)]),
+    "softcap-1e6": (Kind(4, 2, T="float16", params={"softcap": 1e6}), [*SHORT, (2, 1, 300)]),
     "window-1": (Kind(params={"is_causal": True, "window_size_left": 1}), [*SHORT, *STEPS]),
     "window-both": (
         Kind(4, 2, params={"window_size_left": 64, "window_size_right": 30, "return_lse": True}),
@@ -161,19 +164,21 @@ def strided_calls() -> list[Call]:
 @pytest.mark.parametrize(
     ("kernel", "call", "reason"),
     [
-        (DECODE, Kind().call(2, 17, 100), "128 query rows"),
+        (DECODE, Kind().call(2, 17, 100), "96 query rows"),
         (DECODE, Kind(65, 1).call(2, 1, 100), "65 query rows"),
         (DECODE, Kind(D=256).call(2, 1, 100), "heads of 64, 96 or 128"),
         (DECODE, Kind(D=64, D_v=128).call(2, 1, 100), "heads of 64, 96 or 128"),
         (DECODE, Kind().call(2, 1, 100, k=(25600, 256, 128, 2)), "k's heads are not contiguous"),
         (DECODE, Kind().call(2, 1, 100, v=(25800, 258, 129, 1)), "whole 16 bytes.* of v"),
-        (DECODE, Kind().call(2, 1, 4097, k=(2 * 4097 * 128, 128, 4097 * 128, 1)), "k's step from head to head follows"),
+        (DECODE, Kind().call(2, 1, 4097, k=(2 * 4097 * 128, 128, 4097 * 128, 1)), "k has a step of 4097 rows"),
         (PREFILL, Kind(D=40).call(2, 100, 100), "serves head sizes 64/64"),
         (PREFILL, PADDED, "whole 16 bytes.* of q"),
         (PREFILL, Kind().call(2, 100, 100, k=(0, 256, 128, 1)), "whole 16 bytes.* of k"),
         (DECODE, Kind(T="float8_e4m3fn").call(2, 1, 100), "16-bit inputs only"),
         (PREFILL, Kind(T="float8_e4m3fn").call(2, 100, 100), "16-bit inputs only"),
-        (GENERAL, PADDED, "whole 16 bytes.* of q"),
+        (GENERAL, PADDED, "a packed copy serves a faster kernel"),
+        (GENERAL, Kind(D=40).call(2, 1, 100, k=(8000, 40, 4000, 1)), "k has a step of 100 rows"),
+        (GENERAL, Kind(D=40).call(2, 1, 100, v=(8000, 1, 4000, 100)), "v has a step of 100 rows"),
     ],
 )
 def test_a_kernel_says_why_it_does_not_serve(kernel: Kernel, call: Call, reason: str) -> None:
@@ -185,6 +190,10 @@ def test_a_kernel_says_why_it_does_not_serve(kernel: Kernel, call: Call, reason:
     [
         (DECODE, Kind().call(65536, 1, 1)),
         (DECODE, Kind().call(2, 16, 100)),
+        (DECODE, Kind(12, 1).call(2, 5, 100)),
+        (DECODE, Kind(5, 1).call(2, 9, 100)),
+        (DECODE, Kind(4, 2).call(2, 23, 100)),
+        (DECODE, Kind(2, 2).call(2, 64, 100)),
         (PREFILL, Kind().call(2, 17, 100)),
         (PREFILL, Kind(D=192, D_v=128).call(2, 100, 100)),
         *((DECODE if call["S_q"] == 1 else PREFILL, call) for call in strided_calls()),
@@ -193,6 +202,9 @@ def test_a_kernel_says_why_it_does_not_serve(kernel: Kernel, call: Call, reason:
         (GENERAL, Kind(D=64, D_v=128).call(2, 1, 100)),
         (GENERAL, Kind(D=576, D_v=512).call(2, 1, 100)),
         (GENERAL, Kind(T="float8_e4m3fn").call(2, 100, 100)),
+        (GENERAL, Kind(4, 2, 17, extra=SINK).call(2, 5, 9, sinks=(2,))),
+        (GENERAL, Kind(4, 2, 40).call(2, 5, 9, q=(0, 161, 40, 1), k=(9 * 100, 100, 50, 1), v=(9 * 160, 160, 80, 2))),
+        (GENERAL, Kind(4, 2, 40).call(2, 1, 100, k=(2 * 4096 * 40, 40, 4096 * 40, 1))),
         (DECODE, Kind(D=96).call(2, 1, 100)),
     ],
 )
@@ -206,6 +218,50 @@ def test_what_tma_can_not_walk_is_copied_for_it(call: Call) -> None:
     choice = gpu.choose(gpu.bucketed(call), H200)
     assert choice.copies
     assert type(choice.kernel) in (gqa_decode.GQADecode, gqa_prefill.GQAPrefill)
+
+
+@pytest.mark.parametrize(
+    ("S_kv", "room"), [(300, 4096), (256, 256), (2500, 3072), (2500, 4096), (4097, 5120), (33000, 40960)]
+)
+@pytest.mark.parametrize("S_q", [1, 100])
+def test_a_cache_stored_head_by_head_is_read_where_it_lies(S_q: int, S_kv: int, room: int) -> None:
+    """However far it is filled."""
+    stored = (2 * room * 128, 128, room * 128, 1)
+    assert gpu.choose(gpu.bucketed(CAUSAL.call(2, S_q, S_kv, k=stored, v=stored)), H200).copies == ()
+
+
+def test_tensors_packed_head_by_head_need_few_programs() -> None:
+    """A sixteenth of the bucket's end at a time; the others are copied."""
+    calls = []
+    for S in range(1025, 4097, 3):
+        stored = (2 * S * 128, 128, S * 128, 1)
+        calls.append(CAUSAL.call(2, 1, S, k=stored, v=stored))
+    assert len(recipes(calls, H200)) <= 17
+
+
+@pytest.mark.parametrize(
+    ("left", "split"), [(-1, True), (127, False), (1023, True), (10**12, True)], ids=["none", "128", "1024", "huge"]
+)
+def test_a_decode_is_split_by_the_keys_that_its_window_sees(left: int, split: bool) -> None:
+    call = Kind(32, 4, params={"is_causal": True, "window_size_left": left}).call(1, 1, 131072)
+    assert next(DECODE.configs(gpu.bucketed(call), H200)).split is split
+
+
+@pytest.mark.parametrize(
+    ("params", "exact"),
+    [({}, False), ({"softcap": 50.0}, False), ({"softcap": 1e6}, True), ({"softcap": 5.0, "return_lse": True}, True)],
+)
+def test_scores_are_exact_near_zero_where_it_shows(params: dict[str, Any], exact: bool) -> None:
+    call = Kind(params=params).call(1, 1, 1)
+    assert common.Scores.of(static_of(checker_of(call.entry), call)).exact is exact
+
+
+@pytest.mark.parametrize("kernel", [DECODE, PREFILL])
+def test_no_field_of_a_config_is_always_the_same(kernel: Kernel) -> None:
+    kinds = [gpu.bucketed(call) for call in (*row_calls(), *case_calls())]
+    configs = [c for kind in kinds if kernel.refuse(kind, H200) is None for c in kernel.configs(kind, H200)]
+    for field in attrs.fields(type(configs[0])):
+        assert len({getattr(c, field.name) for c in configs}) > 1, field.name
 
 
 def test_every_config_of_every_row_is_legal() -> None:
@@ -239,6 +295,13 @@ def test_programs_compile_without_a_gpu(name: str, tmp_path: Any, monkeypatch: p
     kind = CASES[name][0]
     for recipe in recipes((kind.call(2, s, 600) for s in (1, 100)), H200).values():
         assert program.compile_only(recipe).is_file()
+
+
+def test_a_program_for_odd_strides_compiles(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))
+    odd = {"q": (0, 161, 40, 1), "k": (9 * 100, 100, 50, 1), "v": (9 * 160, 160, 80, 2), "sinks": (3,)}
+    (recipe,) = recipes([Kind(4, 2, 40, extra=SINK).call(2, 5, 9, **odd)], H200).values()
+    assert program.compile_only(recipe).is_file()
 
 
 @pytest.fixture(scope="module")
@@ -350,6 +413,19 @@ def test_rows_that_see_no_key_are_zero(built: None) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.semantics("GQADenseFwdOp", "empty-row")
+@pytest.mark.parametrize("name", ["lse", "everything", "d40", "fp8-everything"])
+def test_rows_that_see_no_key_are_zero_beside_a_nan(built: None, name: str) -> None:
+    """Of a value that other rows of their tile see."""
+    for S_q, S_kv in ((300, 100), (90, 31), (8, 3)):
+        call = CASES[name][0].call(2, S_q, S_kv)
+        inputs = make_inputs(call, "cuda")
+        inputs["v"][:, -1] = NAN
+        o, _ = check(call, inputs)
+        assert not o[:, : S_q - S_kv].any()
+
+
+@pytest.mark.cuda
 def test_a_large_batch_of_short_sequences(built: None) -> None:
     """A25: more batch elements than a grid's y axis has."""
     kind = CASES["full-fp16"][0]
@@ -380,18 +456,37 @@ def test_any_other_strides(built: None, which: str) -> None:
         plain = make_inputs(call, "cuda")
         x = plain[which]
         by_head = x.transpose(1, 2).contiguous().transpose(1, 2)
-        odd = torch.nn.functional.pad(x, (0, 3))[..., : x.shape[3]]
         misaligned = torch.cat([x.new_zeros(1).flatten(), x.flatten()])[1:].view(x.shape)
-        for strided in (by_head, odd, misaligned, x[:1].expand_as(x)):
+        for strided in (by_head, wider(x, 3), misaligned, x[:1].expand_as(x)):
             inputs = {**plain, which: strided}
             check(CAUSAL.op.bind(*inputs.values()), inputs)
     assert which == "q" or program.compilations == before
 
 
+def wider(x: Tensor, by: int) -> Tensor:
+    """The tensor as a slice of one with longer heads, which hold NaN."""
+    return torch.nn.functional.pad(x, (0, by), value=NAN)[..., : x.shape[3]]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("turn", range(3))
+def test_strides_that_only_the_general_kernel_reads(turn: int) -> None:
+    """Pitches that are whole 16 bytes beside heads that are none, odd ones, and one for all of the batch."""
+    call = CASES["d17-33"][0].call(2, 70, 62)
+    inputs = make_inputs(call, "cuda")
+    layouts = [lambda x: wider(x, 24 - x.shape[3] % 8), lambda x: wider(x, 2), lambda x: x[:1].expand_as(x)]
+    for i, name in enumerate("qkv"):
+        inputs[name] = layouts[(i + turn) % 3](inputs[name])
+    call = GQADenseFwdOp(**call.params).bind(*inputs.values())
+    assert gpu.choose(gpu.bucketed(call), cuda.device(0)).copies == ()
+    check(call, inputs)
+
+
 @pytest.mark.cuda
 def test_splits_do_not_depend_on_timing(built: None) -> None:
-    kind = CASES["everything"][0]
+    kind = CASES["everything-split"][0]
     call = kind.call(3, 1, 4095)
+    assert next(DECODE.configs(gpu.bucketed(call), cuda.device(0))).split
     inputs = make_inputs(call, "cuda")
     first = kind.op(*inputs.values())
     for _ in range(20):

@@ -110,7 +110,8 @@ def _softmax(s: Tensor, v: Tensor, sink: Tensor | None, p_dtype: torch.dtype | N
     infinite and the output 0, as it should be.
     """
     top = s.amax(-1, keepdim=True)
-    top = top.masked_fill(top == -_INF, 0)  # a row that sees nothing
+    unseeing = top == -_INF
+    top = top.masked_fill(unseeing, 0)
     p = (s - top).exp()
     total = p.sum(-1, keepdim=True)
     lse = top + total.log()
@@ -119,7 +120,7 @@ def _softmax(s: Tensor, v: Tensor, sink: Tensor | None, p_dtype: torch.dtype | N
     if p_dtype is not None:
         p = p.to(p_dtype).to(s.dtype)
     o = torch.einsum("ngij,njd->ngid", p, v) / total.masked_fill(total == 0, 1)
-    return o, lse
+    return o.masked_fill(unseeing, 0), lse  # 0 times a NaN of V would be NaN
 
 
 def gqa_dense_model(*inputs: Tensor | None, T: torch.dtype, **call: Any) -> tuple[Tensor, Tensor | None]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tileops.core.bench.rivals import compiled, on_gpu, package
+from tileops.core.bench.rivals import on_gpu, package
 
 
 def _operands(call: Any, inputs: Any) -> tuple[Tensor, Tensor]:
@@ -20,11 +20,6 @@ def torch_mm(call: Any, inputs: Any) -> Callable[[], Any]:
     """CuBLAS as torch calls it."""
     a, b = _operands(call, inputs)
     return lambda: torch.mm(a, b)
-
-
-def compiled_mm(call: Any, inputs: Any) -> Callable[[], Any]:
-    """What torch.compile makes of the product."""
-    return compiled(torch.matmul, inputs, *_operands(call, inputs))
 
 
 _quickest: dict[Any, Any] = {}  # by the operands' layouts
@@ -51,4 +46,4 @@ def cublaslt(call: Any, inputs: Any) -> Callable[[], Any]:
     return run
 
 
-RIVALS = {"GEMMFwdOp": {"torch": torch_mm, "compile": compiled_mm, "cublaslt": cublaslt}}
+RIVALS = {"GEMMFwdOp": {"torch": torch_mm, "cublaslt": cublaslt}}

@@ -4,6 +4,7 @@ Everything is in base 2: exp(x) is exp2(x * LOG2E), one instruction, and the fac
 """
 
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -23,10 +24,12 @@ PLAIN: Mapping[str, Any] = {
 ROLES: Mapping[str, Any] = {**PLAIN, "TL_DISABLE_THREAD_STORAGE_SYNC": True}
 
 HALF = ("float16", "bfloat16")
+HEADS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))  # sizes of keys and values that TMA and wgmma serve
 LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 FAR = 2**30  # a window beyond every length
 NONE = -float("inf")
+LOOSE_CAP = 256.0  # up to which 2**-22 of a cap, what its tanh is off by near 0, is below the rounding of P
 
 
 @attrs.frozen
@@ -38,19 +41,20 @@ class Scores:
     alibi: bool
     left: int
     right: int
-    exact: bool  # near 0 too, as lse asks
+    exact: bool  # near 0 too, as lse and large caps ask
 
     @classmethod
     def of(cls, static: Static) -> "Scores":
         scale = static["softmax_scale"]
+        softcap = static["softcap"]
         right = 0 if static["is_causal"] else static["window_size_right"]
         return cls(
             static["D"] ** -0.5 if scale is None else scale,
-            static["softcap"],
+            softcap,
             static.tensor("alibi_slopes") is not None,
             min(static["window_size_left"], FAR),
             min(right, FAR),
-            static.tensor("lse") is not None,
+            static.tensor("lse") is not None or (softcap is not None and softcap > LOOSE_CAP),
         )
 
     @property
@@ -66,6 +70,21 @@ class Scores:
     def first_key(self, seqlen_q: Any, seqlen_kv: Any) -> Any:
         """The first key that any query of a batch element sees; those before it are not even loaded."""
         return T.max(seqlen_kv - seqlen_q - self.left, 0) if self.left >= 0 else 0
+
+    def masked(self, x: Any, at: Any, key: Any, keys: Any) -> Any:
+        """A score, or -inf where a query at ``at`` doesn't see ``key`` of ``keys``.
+
+        All count from the first key that any query sees.
+        """
+        if self.right < 0:
+            seen = key < keys
+        elif self.right == 0:
+            seen = key <= at  # no query is behind the last key
+        else:
+            seen = key <= T.min(at + self.right, keys - 1)
+        if self.left >= 0:
+            seen = T.And(seen, key >= at - self.left)
+        return T.if_then_else(seen, x, NONE)
 
     def bend(self, x: Any, slope: Any, distance: Any) -> Any:
         """The base 2 logit of a product, if ``bent``; ``distance`` is the key's from the query, as float32."""
@@ -90,9 +109,47 @@ def decay(before, top):
     return T.exp2(T.min(before - top, 0.0))
 
 
+def row_state(rows: int, keys: int, width: int, dtype: str) -> SimpleNamespace:
+    """Fragments of an online softmax: S and P of a block of keys, O, and what is known of each row."""
+    vectors = ("m", "top", "top_before", "alpha", "l", "total", "sink", "log", "slope")
+    return SimpleNamespace(
+        S=T.alloc_fragment((rows, keys), "float32"),
+        P=T.alloc_fragment((rows, keys), dtype),
+        O=T.alloc_fragment((rows, width), "float32"),
+        **{name: T.alloc_fragment((rows,), "float32") for name in vectors},
+    )
+
+
+@T.macro
+def begin_rows(f):
+    """``top`` is the maximum ``m`` in base 2, and 0 where no key is seen yet; ``l`` is the sum."""
+    T.fill(f.m, NONE)
+    T.fill(f.top, 0.0)
+    T.fill(f.l, 0.0)
+    T.clear(f.O)
+
+
+@T.macro
+def add_block(f, factor):
+    """The next block's S becomes P; the sums and O lose what the maximum has risen by."""
+    T.copy(f.top, f.top_before)
+    T.reduce_max(f.S, f.m, dim=1, clear=False)
+    for i in T.Parallel(f.S.shape[0]):
+        f.top[i] = T.if_then_else(f.m[i] == NONE, 0.0, f.m[i] * factor)
+        f.alpha[i] = decay(f.top_before[i], f.top[i])
+    for i, j in T.Parallel(f.S.shape[0], f.S.shape[1]):
+        f.S[i, j] = T.exp2(f.S[i, j] * factor - f.top[i])
+    T.reduce_sum(f.S, f.total, dim=1)
+    for i in T.Parallel(f.S.shape[0]):
+        f.l[i] = f.l[i] * f.alpha[i] + f.total[i]
+    for i, j in T.Parallel(f.O.shape[0], f.O.shape[1]):
+        f.O[i, j] *= f.alpha[i]
+    T.copy(f.S, f.P)
+
+
 @T.macro
 def row_factors(factor, top, total, sink, has_sinks, rows, loop=T.Parallel):
-    """What each row of O is multiplied by: one over the softmax's denominator, 0 where that is 0.
+    """What each row of O is multiplied by: one over the softmax's denominator.
 
     The denominator of a row is ``total * 2**top``, and ``2**sink`` with it.
     """
@@ -100,7 +157,12 @@ def row_factors(factor, top, total, sink, has_sinks, rows, loop=T.Parallel):
         factor[i] = total[i]
         if has_sinks:
             factor[i] += T.exp2(sink[i] - top[i])
-        factor[i] = T.if_then_else(factor[i] == 0.0, 0.0, 1.0 / factor[i])
+        factor[i] = 1.0 / factor[i]
+
+
+def output(o, factor, total):
+    """An entry of O times its row's factor. A row that sees no key has 0 even where V holds a NaN."""
+    return T.if_then_else(total == 0.0, 0.0, o * factor)
 
 
 @T.macro
@@ -116,17 +178,40 @@ def row_logs(log, top, total, sink, has_sinks, rows, loop=T.Parallel):
         log[i] *= LN2
 
 
+def heads_refused(call: Call) -> str | None:
+    """Why no kernel on TMA serves the dtype or the head sizes."""
+    if call["T"] not in HALF:
+        return "serves 16-bit inputs only"
+    if (call["D"], call["D_v"]) not in HEADS:
+        return f"serves head sizes {', '.join(f'{d}/{d_v}' for d, d_v in HEADS)} of keys and values"
+    return None
+
+
+def lengths_refused(call: Call, names: Iterable[str] = ("q", "k", "v")) -> str | None:
+    """Why a program for these strides might serve one length only.
+
+    A step of N rows from head to head, or from element to element, is that of a cache for N tokens or of N tokens
+    packed head by head, and a bucket's end doesn't tell which. A cache has room for a round number: multiples of a
+    sixteenth of the end are taken, which are few programs even where they are lengths.
+    """
+    for name in names:
+        meta = call.inputs[name]
+        assert meta is not None
+        _, row, *inner = meta.strides
+        bucket = row * meta.shape[1]
+        for step, n in zip(inner, meta.shape[2:], strict=True):
+            if n > 1 and row < step < bucket and 16 * step % bucket:
+                return f"{name} has a step of {step // row} rows: if that is its length, each is a program of its own"
+    return None
+
+
 def strides_refused(call: Call, names: Iterable[str] = ("q", "k", "v")) -> str | None:
     """Why TMA can't walk these inputs, or should not."""
     for name in names:
         meta = call.inputs[name]
         assert meta is not None
-        _, row, head, last = meta.strides
-        _, seqlen, heads, dim = meta.shape
-        if last != 1 and dim > 1:
+        if meta.strides[3] != 1 and meta.shape[3] > 1:
             return f"{name}'s heads are not contiguous"
         if any(step == 0 or step % 8 for step, n in zip(meta.strides[:3], meta.shape[:3], strict=True) if n > 1):
             return f"TMA needs steps of whole 16 bytes from head to head, row to row and batch to batch of {name}"
-        if heads > 1 and row < head < row * seqlen:
-            return f"{name}'s step from head to head follows its length: every length would be a program of its own"
-    return None
+    return lengths_refused(call, names)

@@ -10,6 +10,8 @@ order: results don't depend on timing. The scratch has one size for all calls.
 
 Wins for up to 64 query rows a KV head. Where the cache is short and there is plenty of work, whole batch elements are
 dealt out instead, and nothing is merged.
+
+Serves heads of 64, 96 and 128 elements: a decode with others is the other kernels', which don't split a long cache.
 """
 
 from collections.abc import Iterator
@@ -27,9 +29,12 @@ from tileops.attention.kernels.common import (
     NONE,
     ROLES,
     Scores,
-    decay,
+    add_block,
+    begin_rows,
+    output,
     row_factors,
     row_logs,
+    row_state,
     strides_refused,
 )
 from tileops.core.check import Call
@@ -38,7 +43,8 @@ from tileops.core.program import tensors
 
 ROWS = 64  # of a query tile: one warpgroup's
 CTAS_PER_SM = 2
-BLOCKS = {64: 128, 96: 64, 128: 64}  # keys of a block by head size: 16 KiB at most, and three of them fit
+BLOCKS = {64: 128, 96: 64, 128: 64}  # keys of a block by head size: 16 KiB at most
+STAGES = 3  # blocks of K, and of V, that fit twice on an SM
 SEAM = 4  # blocks that a cut costs: queries twice, a part written and read again, the merge
 
 
@@ -51,7 +57,6 @@ class Config:
     """
 
     block_n: int
-    stages: int
     rows: int
     width: int
     teams: int
@@ -60,7 +65,7 @@ class Config:
 
     def shared_bytes(self, D: int, D_v: int) -> int:
         """Of the rings of 16-bit K and V."""
-        return 2 * self.stages * self.block_n * (D + D_v) + 1024
+        return 2 * STAGES * self.block_n * (D + D_v) + 1024
 
 
 class GQADecode(Kernel):
@@ -85,10 +90,13 @@ class GQADecode(Kernel):
         # wide teams, if they leave few slots idle
         width = max(w for w in range(1, 17) if call["H_kv"] % w == 0 and slots % w <= slots // 25)
         teams, items = slots // width, call["B"] * call["H_kv"] // width
-        depth = 0.75 * call["S_kv"] / block_n  # blocks of an item: the lengths of a bucket differ by a factor of two
+        keys = 0.75 * call["S_kv"]  # of an item: the lengths of a bucket differ by a factor of two
+        if call["window_size_left"] >= 0:
+            keys = min(keys, call["S_q"] + call["window_size_left"])
+        depth = keys / block_n  # blocks
         split = items / teams * depth + SEAM < -(-items // teams) * depth
         rows = group if call["S_q"] == 1 else ROWS
-        best = Config(block_n, 3, rows, width, teams, split, 16 if split and teams > 8 * items else 4)
+        best = Config(block_n, rows, width, teams, split, 16 if split and teams > 8 * items else 4)
         shared = (  # fewer teams leave less to merge of a short cache
             attrs.evolve(best, teams=teams // part, split=True, merge_warps=warps)
             for part, warps in product((1, 2, 4), (16, 4))
@@ -110,7 +118,7 @@ class GQADecode(Kernel):
         left, right = scores.left, scores.right
         has_sinks, has_lse = Sinks is not None, Lse is not None
 
-        BN, ST, WIDTH, TEAMS, split = config.block_n, config.stages, config.width, config.teams, config.split
+        BN, ST, WIDTH, TEAMS, split = config.block_n, STAGES, config.width, config.teams, config.split
         G = H // H_kv
         CHUNKS = H_kv // WIDTH  # a batch element is one item for each
         WARPS = config.merge_warps
@@ -165,40 +173,20 @@ class GQADecode(Kernel):
                 for i in T.Parallel(ROWS):
                     f.slope[i] = slopes[hk * G + i % G] * LOG2E
 
+        def cut(c, n):
+            """Whether a row doesn't see all of a block: the first sees least on the right, the last on the left."""
+            end = T.min(c.off[0] + right + 1, c.keys[0]) if right >= 0 else c.keys[0]
+            beyond = (n + 1) * BN > end
+            return T.Or(beyond, n * BN < c.keys[0] - 1 - left) if left >= 0 else beyond
+
         @T.macro
         def to_logits(c, f, n):
             if scores.bent:
                 for i, j in T.Parallel(ROWS, BN):
                     f.S[i, j] = scores.bend(f.S[i, j], f.slope[i], T.cast(c.off[0] + i // G - n * BN - j, f32))
-            # The first row sees least on the right, the last on the left.
-            if right < 0:
-                if (n + 1) * BN > c.keys[0]:
-                    for i, j in T.Parallel(ROWS, BN):
-                        f.S[i, j] = T.if_then_else(n * BN + j < c.keys[0], f.S[i, j], NONE)
-            elif (n + 1) * BN > T.min(c.off[0] + right + 1, c.keys[0]):
+            if cut(c, n):
                 for i, j in T.Parallel(ROWS, BN):
-                    seen = n * BN + j <= T.min(c.off[0] + i // G + right, c.keys[0] - 1)
-                    f.S[i, j] = T.if_then_else(seen, f.S[i, j], NONE)
-            if left >= 0 and n * BN < c.keys[0] - 1 - left:
-                for i, j in T.Parallel(ROWS, BN):
-                    f.S[i, j] = T.if_then_else(n * BN + j >= c.off[0] + i // G - left, f.S[i, j], NONE)
-
-        @T.macro
-        def softmax(c, f, n):
-            to_logits(c, f, n)
-            T.copy(f.top, f.top_before)
-            T.reduce_max(f.S, f.m, dim=1, clear=False)
-            for i in T.Parallel(ROWS):
-                f.top[i] = T.if_then_else(f.m[i] == NONE, 0.0, f.m[i] * scores.factor)
-                f.alpha[i] = decay(f.top_before[i], f.top[i])
-            for i, j in T.Parallel(ROWS, BN):
-                f.S[i, j] = T.exp2(f.S[i, j] * scores.factor - f.top[i])
-            T.reduce_sum(f.S, f.total, dim=1)
-            for i in T.Parallel(ROWS):
-                f.l[i] = f.l[i] * f.alpha[i] + f.total[i]
-            for i, j in T.Parallel(ROWS, D_v):
-                f.O[i, j] *= f.alpha[i]
-            T.copy(f.S, f.P)
+                    f.S[i, j] = scores.masked(f.S[i, j], c.off[0] + i // G, n * BN + j, c.keys[0])
 
         @T.macro
         def finish(c, f, b, hk, sinks, o, lse):
@@ -209,7 +197,7 @@ class GQADecode(Kernel):
             row_factors(f.alpha, f.top, f.l, f.sink, has_sinks, ROWS)
             for i, j in T.Parallel(ROWS, D_v):
                 if i < c.rows[0]:
-                    o[b, i // G, hk * G + i % G, j] = f.O[i, j] * f.alpha[i]
+                    o[b, i // G, hk * G + i % G, j] = output(f.O[i, j], f.alpha[i], f.l[i])
             if has_lse:
                 row_logs(f.log, f.top, f.l, f.sink, has_sinks, ROWS)
                 for i in T.Parallel(ROWS):
@@ -242,10 +230,7 @@ class GQADecode(Kernel):
             while place < stop:
                 b, hk, lo, hi = locate(c, place, stop, bid)
                 take_query(c, f, b, hk, q, slopes)
-                T.fill(f.m, NONE)
-                T.fill(f.top, 0.0)
-                T.fill(f.l, 0.0)
-                T.clear(f.O)
+                begin_rows(f)
                 for n in T.serial(lo, hi):
                     T.mbarrier_wait_parity(s.k_full[g % ST], (g // ST) & 1)
                     T.wgmma_gemm(f.Q, s.K[g % ST, :, :], f.S, transpose_B=True, clear_accum=True, policy=ALL_ROWS)
@@ -254,7 +239,8 @@ class GQADecode(Kernel):
                         T.barrier_arrive(s.k_empty[g % ST])
                         if n > lo:
                             T.barrier_arrive(s.v_empty[(g + ST - 1) % ST])
-                    softmax(c, f, n)
+                    to_logits(c, f, n)
+                    add_block(f, scores.factor)
                     T.mbarrier_wait_parity(s.v_full[g % ST], (g // ST) & 1)
                     T.wgmma_gemm(f.P, s.V[g % ST, :, :], f.O, policy=ALL_ROWS)
                     g += 1
@@ -350,7 +336,8 @@ class GQADecode(Kernel):
                         weight = 0.0
                         for i in T.unroll(WARPS):
                             weight += s.O[i, n * 32 * WARPS + tx] * T.exp2(s.top[i] - top[0])
-                        o[T.truncdiv(item, CHUNKS), row // G, h, n * 32 * WARPS + tx] = weight * factor[0]
+                        weight = output(weight, factor[0], total[0])
+                        o[T.truncdiv(item, CHUNKS), row // G, h, n * 32 * WARPS + tx] = weight
                 if has_lse and tx == 0:
                     row_logs(log, top, total, sink, has_sinks, 1, T.serial)
                     lse[T.truncdiv(item, CHUNKS), h, row // G] = log[0]
@@ -372,21 +359,7 @@ class GQADecode(Kernel):
                     v_full=T.alloc_barrier([32] * ST),
                     v_empty=T.alloc_barrier([4] * ST),
                 )
-                f = SimpleNamespace(
-                    Q=T.alloc_fragment((ROWS, D), dtype),
-                    S=T.alloc_fragment((ROWS, BN), f32),
-                    P=T.alloc_fragment((ROWS, BN), dtype),
-                    O=T.alloc_fragment((ROWS, D_v), f32),
-                    m=T.alloc_fragment((ROWS,), f32),
-                    top=T.alloc_fragment((ROWS,), f32),  # the maximum in base 2, 0 where no key is seen
-                    top_before=T.alloc_fragment((ROWS,), f32),
-                    alpha=T.alloc_fragment((ROWS,), f32),
-                    l=T.alloc_fragment((ROWS,), f32),
-                    total=T.alloc_fragment((ROWS,), f32),
-                    sink=T.alloc_fragment((ROWS,), f32),
-                    log=T.alloc_fragment((ROWS,), f32),
-                    slope=T.alloc_fragment((ROWS,), f32),
-                )
+                f = SimpleNamespace(Q=T.alloc_fragment((ROWS, D), dtype), **vars(row_state(ROWS, BN, D_v, dtype)))
                 c = counts()
                 measure(c)
                 if tx < 128:

@@ -1,4 +1,4 @@
-"""Any head size and float8 inputs, packed rows of any size: what the kernels built on TMA refuse.
+"""Any head size, float8 inputs, any strides: what the kernels built on TMA refuse and no copy makes theirs.
 
 Schedule: a CTA is one warpgroup with 64 query rows of a KV head, its group's heads packed into them, and walks over the
 keys those rows see. Threads load each block into shared memory, padded with zeros to sizes that wgmma takes, so neither
@@ -18,15 +18,19 @@ import tilelang.language as T
 from tileops.attention.kernels.common import (
     ARCHS,
     LOG2E,
-    NONE,
     PLAIN,
     Scores,
-    decay,
+    add_block,
+    begin_rows,
+    heads_refused,
+    lengths_refused,
+    output,
     row_factors,
     row_logs,
+    row_state,
     strides_refused,
 )
-from tileops.core.check import Call, contiguous_strides
+from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Static
 from tileops.core.program import tensors
 
@@ -57,8 +61,9 @@ class GQAGeneral(Kernel):
     pass_configs = PLAIN
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        packed = all(m is None or m.strides == contiguous_strides(m.shape) for m in call.inputs.values())
-        return None if packed else strides_refused(call)  # rather a copy, and a program for all lengths
+        if heads_refused(call) is None and strides_refused(call):
+            return "a packed copy serves a faster kernel"
+        return lengths_refused(call)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         yield Config()
@@ -72,7 +77,7 @@ class GQAGeneral(Kernel):
         quantized = ScaleQ is not None
         dtype = "bfloat16" if quantized else static["T"]
         scores = Scores.of(static)
-        left, right = scores.left, scores.right
+        left, right = scores.left, scores.right  # of whole blocks; ``scores.masked`` is of keys
         has_sinks, has_lse = Sinks is not None, Lse is not None
 
         BN, DP, DP_v = config.block_n, padded(D), padded(D_v)
@@ -101,11 +106,6 @@ class GQAGeneral(Kernel):
                     T.cast(0, dtype),
                 )
 
-        def visible(at, key, keys):
-            """Whether a query at ``at`` sees ``key``, both from ``base`` on."""
-            seen = key < keys if right < 0 else key <= T.min(at + right, keys - 1)
-            return T.And(seen, key >= at - left) if left >= 0 else seen
-
         @T.prim_func
         def main(
             q: Q, k: K, v: V, sinks: Sinks, slopes: Slopes, q_scale: ScaleQ, k_scale: ScaleK, v_scale: ScaleV,
@@ -115,18 +115,7 @@ class GQAGeneral(Kernel):
                 Qs = T.alloc_shared((ROWS, DP), dtype)
                 Ks = T.alloc_shared((BN, DP), dtype)
                 Vs = T.alloc_shared((BN, DP_v), dtype)
-                S = T.alloc_fragment((ROWS, BN), f32)
-                P = T.alloc_fragment((ROWS, BN), dtype)
-                acc = T.alloc_fragment((ROWS, DP_v), f32)
-                m = T.alloc_fragment((ROWS,), f32)
-                top = T.alloc_fragment((ROWS,), f32)  # the maximum in base 2, 0 where no key is seen
-                top_before = T.alloc_fragment((ROWS,), f32)
-                alpha = T.alloc_fragment((ROWS,), f32)
-                l = T.alloc_fragment((ROWS,), f32)
-                total = T.alloc_fragment((ROWS,), f32)
-                sink = T.alloc_fragment((ROWS,), f32)
-                log = T.alloc_fragment((ROWS,), f32)
-                slope = T.alloc_fragment((ROWS,), f32)
+                f = row_state(ROWS, BN, DP_v, dtype)
                 rows = T.alloc_var("int32")  # of a KV head
                 tile = T.alloc_var("int32")
                 row = T.alloc_var("int32")
@@ -154,56 +143,43 @@ class GQAGeneral(Kernel):
                     load_rows(Qs, q, b, hk, row, rows, 0)
                 if scores.alibi:
                     for i in T.Parallel(ROWS):
-                        slope[i] = slopes[hk * G + (row + i) % G] * LOG2E
-                T.fill(m, NONE)
-                T.fill(top, 0.0)
-                T.fill(l, 0.0)
-                T.clear(acc)
+                        f.slope[i] = slopes[hk * G + (row + i) % G] * LOG2E
+                begin_rows(f)
                 for n in T.serial(lo, hi):
                     load(Vs, v, b, hk, base + n * BN, S_kv, part * DP_v, D_v)
-                    T.clear(S)
+                    T.clear(f.S)
                     for p in T.serial(parts):
                         if parts > 1:
                             load_rows(Qs, q, b, hk, row, rows, p * DP)
                         load(Ks, k, b, hk, base + n * BN, S_kv, p * DP, D)
-                        T.gemm(Qs, Ks, S, transpose_B=True, policy=ALL_ROWS)
+                        T.gemm(Qs, Ks, f.S, transpose_B=True, policy=ALL_ROWS)
                     if quantized:
                         for i, j in T.Parallel(ROWS, BN):
-                            S[i, j] *= q_scale[b, hk] * k_scale[b, hk]
+                            f.S[i, j] *= q_scale[b, hk] * k_scale[b, hk]
                     if scores.bent:
                         for i, j in T.Parallel(ROWS, BN):
-                            S[i, j] = scores.bend(S[i, j], slope[i], T.cast(off + (row + i) // G - n * BN - j, f32))
+                            distance = T.cast(off + (row + i) // G - n * BN - j, f32)
+                            f.S[i, j] = scores.bend(f.S[i, j], f.slope[i], distance)
                     for i, j in T.Parallel(ROWS, BN):
-                        S[i, j] = T.if_then_else(visible(off + (row + i) // G, n * BN + j, keys), S[i, j], NONE)
-                    T.copy(top, top_before)
-                    T.reduce_max(S, m, dim=1, clear=False)
-                    for i in T.Parallel(ROWS):
-                        top[i] = T.if_then_else(m[i] == NONE, 0.0, m[i] * scores.factor)
-                        alpha[i] = decay(top_before[i], top[i])
-                    for i, j in T.Parallel(ROWS, BN):
-                        S[i, j] = T.exp2(S[i, j] * scores.factor - top[i])
-                    T.reduce_sum(S, total, dim=1)
-                    for i in T.Parallel(ROWS):
-                        l[i] = l[i] * alpha[i] + total[i]
-                    for i, j in T.Parallel(ROWS, DP_v):
-                        acc[i, j] *= alpha[i]
-                    T.copy(S, P)
-                    T.gemm(P, Vs, acc, policy=ALL_ROWS)
+                        f.S[i, j] = scores.masked(f.S[i, j], off + (row + i) // G, n * BN + j, keys)
+                    add_block(f, scores.factor)
+                    T.gemm(f.P, Vs, f.O, policy=ALL_ROWS)
 
                 if has_sinks:
                     for i in T.Parallel(ROWS):
-                        sink[i] = sinks[hk * G + (row + i) % G] * LOG2E
-                row_factors(alpha, top, l, sink, has_sinks, ROWS)
+                        f.sink[i] = sinks[hk * G + (row + i) % G] * LOG2E
+                row_factors(f.alpha, f.top, f.l, f.sink, has_sinks, ROWS)
                 if quantized:
                     for i in T.Parallel(ROWS):
-                        alpha[i] *= v_scale[b, hk]
+                        f.alpha[i] *= v_scale[b, hk]
                 for i, j in T.Parallel(ROWS, DP_v):
                     if row + i < rows and part * DP_v + j < D_v:
-                        o[b, (row + i) // G, hk * G + (row + i) % G, part * DP_v + j] = acc[i, j] * alpha[i]
+                        head = hk * G + (row + i) % G
+                        o[b, (row + i) // G, head, part * DP_v + j] = output(f.O[i, j], f.alpha[i], f.l[i])
                 if has_lse:
-                    row_logs(log, top, l, sink, has_sinks, ROWS)
+                    row_logs(f.log, f.top, f.l, f.sink, has_sinks, ROWS)
                     for i in T.Parallel(ROWS):
                         if row + i < rows and part == 0:
-                            lse[b, hk * G + (row + i) % G, (row + i) // G] = log[i]
+                            lse[b, hk * G + (row + i) % G, (row + i) // G] = f.log[i]
 
         return main

@@ -9,7 +9,7 @@ Tiles: a CTA an SM walks over blocks of queries. Under a mask the longest come f
 back and forth, which is balanced to a percent; tiles in flight still read the same keys within some microseconds.
 Without one, head follows head, so that its keys and values stay in L2.
 
-Wins wherever a head has some 64 query rows or more; decode is for fewer.
+Wins for more than 64 query rows a KV head; decode is for fewer.
 
 Hazards: every wait counts phases, so producer and consumers must agree on each tile's blocks: ``locate`` alone says
 them. A tile that sees no key still takes one block, behind the last key, where TMA gives zeros. Blocks start at the
@@ -27,12 +27,13 @@ from tilelang.layout import make_swizzled_layout
 
 from tileops.attention.kernels.common import (
     ARCHS,
-    HALF,
     LOG2E,
     NONE,
     ROLES,
     Scores,
     decay,
+    heads_refused,
+    output,
     row_factors,
     row_logs,
     strides_refused,
@@ -41,7 +42,8 @@ from tileops.core.check import Call
 from tileops.core.kernel import Device, Kernel, Scratch, Static
 from tileops.core.program import tensors
 
-REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}  # of a consumer and of the producer, by consumer warpgroups
+STAGES = 2  # blocks of K, and of V: one is read, one is on its way; a third of 128 x 128 elements has no room
+REGISTERS = {2: (240, 24), 3: (160, 32)}  # of a consumer and of the producer, by consumer warpgroups
 BARRIER = 8  # the first of our named barriers; TileLang takes its own from 3 upward
 
 
@@ -49,15 +51,13 @@ BARRIER = 8  # the first of our named barriers; TileLang takes its own from 3 up
 class Config:
     """The shape of a CTA's work.
 
-    ``q_stages`` is the ring of Q, 0 where Q stays in registers. ``schedule`` says how a CTA gets its tiles: ``grid`` is
-    one each, ``static`` by turns, ``counter`` whoever is free. ``by_head``: head follows head.
+    ``q_stages`` is the ring of Q, 0 where Q stays in registers. ``schedule`` says how a CTA gets its tiles: ``static``
+    by turns, ``counter`` whoever is free. ``by_head``: head follows head.
     """
 
     block_m: int = 128
     block_n: int = 128
-    stages: int = 2
     q_stages: int = 0
-    pingpong: bool = True
     lazy_rescale: bool = True
     staged_store: bool = True
     schedule: str = "static"
@@ -66,7 +66,7 @@ class Config:
     def shared_bytes(self, D: int, D_v: int) -> int:
         """Of Q, O and the rings of 16-bit K and V."""
         q, o = max(1, self.q_stages) * self.block_m * D, self.staged_store * self.block_m * D_v
-        return 2 * (q + o + self.stages * self.block_n * (D + D_v)) + 1024
+        return 2 * (q + o + STAGES * self.block_n * (D + D_v)) + 1024
 
     def registers(self, D: int, D_v: int) -> int:
         """Of a consumer thread, for S, P, O and, where it is held there, Q."""
@@ -81,7 +81,7 @@ DEFAULTS = {  # by head sizes of keys and values
     (256, 256): Config(block_n=64, q_stages=1, staged_store=False),
 }
 BLOCKS = ((192, 144), (192, 128), (128, 176), (128, 128), (128, 112), (128, 80), (128, 64))  # block_m and block_n
-FREE = {1: 200, 2: 200, 3: 136}  # registers for these, by consumer warpgroups
+FREE = {2: 200, 3: 136}  # registers for these, by consumer warpgroups
 
 
 def excluded(config: Config, call: Call, device: Device) -> str | None:
@@ -91,8 +91,6 @@ def excluded(config: Config, call: Call, device: Device) -> str | None:
         return "more shared memory than a block can have"
     if config.registers(D, D_v) > FREE[config.block_m // 64]:
         return "more registers than a consumer has: the loop would spill"
-    if config.pingpong and config.block_m == 64:
-        return "a single warpgroup has no other to take turns with"
     return None
 
 
@@ -108,11 +106,7 @@ class GQAPrefill(Kernel):
     pass_configs = ROLES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        if call["T"] not in HALF:
-            return "serves 16-bit inputs only"
-        if (call["D"], call["D_v"]) not in DEFAULTS:
-            return f"serves head sizes {', '.join(f'{d}/{d_v}' for d, d_v in DEFAULTS)} of keys and values"
-        return strides_refused(call)
+        return heads_refused(call) or strides_refused(call)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         best = DEFAULTS[call["D"], call["D_v"]]
@@ -152,7 +146,7 @@ class GQAPrefill(Kernel):
         left, right = scores.left, scores.right
         has_sinks, has_lse = Sinks is not None, Lse is not None
 
-        BM, BN, ST, QST = config.block_m, config.block_n, config.stages, max(1, config.q_stages)
+        BM, BN, ST, QST = config.block_m, config.block_n, STAGES, max(1, config.q_stages)
         G = H // H_kv
         WG = BM // 64  # consumer warpgroups
         NC = 128 * WG  # consumer threads
@@ -201,16 +195,6 @@ class GQAPrefill(Kernel):
             """Back and forth over the CTAs, as tiles become shorter."""
             return turn * c.ctas[0] + T.if_then_else(turn % 2 == 0, bid, c.ctas[0] - 1 - bid)
 
-        def visible(c, at, key):
-            """Whether a query at ``at`` sees ``key``, both from ``base`` on."""
-            if right < 0:
-                seen = key < c.keys[0]
-            elif right == 0:
-                seen = key <= at  # no query is behind the last key
-            else:
-                seen = key <= T.min(at + right, c.keys[0] - 1)
-            return T.And(seen, key >= at - left) if left >= 0 else seen
-
         @T.macro
         def to_logits(c, f, n, at, cut):
             if scores.bent:
@@ -221,7 +205,7 @@ class GQAPrefill(Kernel):
                         )
             if cut:
                 for i, j in T.Parallel(BM, BN):
-                    f.S[i, j] = T.if_then_else(visible(c, at + i, n * BN + j), f.S[i, j], NONE)
+                    f.S[i, j] = scores.masked(f.S[i, j], at + i, n * BN + j, c.keys[0])
 
         @T.macro
         def exponentials(f):
@@ -296,8 +280,7 @@ class GQAPrefill(Kernel):
         @T.macro
         def issue_qk(s, f, turn, g):
             T.mbarrier_wait_parity(s.k_full[g % ST], (g // ST) & 1)
-            if config.pingpong:
-                T.sync_threads(BARRIER + T.get_thread_binding() // 128, 256)
+            T.sync_threads(BARRIER + T.get_thread_binding() // 128, 256)
             if config.q_stages == 0:
                 T.wgmma_gemm(f.Q, s.K[g % ST, :, :], f.S, transpose_B=True, clear_accum=True, policy=ROWS)
             else:
@@ -313,8 +296,7 @@ class GQAPrefill(Kernel):
         @T.macro
         def pass_on():
             """The tensor cores are the next warpgroup's."""
-            if config.pingpong:
-                T.named_barrier_arrive(BARRIER + (T.get_thread_binding() // 128 + 1) % WG, 256)
+            T.named_barrier_arrive(BARRIER + (T.get_thread_binding() // 128 + 1) % WG, 256)
 
         @T.macro
         def steps(c, s, f, lane, turn, g, at, hi, start, stop, cut):
@@ -362,7 +344,7 @@ class GQAPrefill(Kernel):
         @T.macro
         def store(s, f, o, lse, tx, b, h, row):
             for i, j in T.Parallel(BM, D_v):
-                f.O[i, j] *= f.alpha[i]
+                f.O[i, j] = output(f.O[i, j], f.alpha[i], f.total[i])
             if config.staged_store:
                 wg = tx // 128
                 if tx % 128 < 32:
@@ -404,7 +386,7 @@ class GQAPrefill(Kernel):
             tile = bid
             turn = 0
             g = 0
-            if config.pingpong and tx >= NC - 128:
+            if tx >= NC - 128:
                 T.named_barrier_arrive(BARRIER, 256)
             b, h, row, at, lo, hi = locate(c, tile)
             take_query(s, f, lane, 0, h, at, slopes)
@@ -499,7 +481,7 @@ class GQAPrefill(Kernel):
                     tile = next_tile(c, bid, turn)
 
         TILES = T.ceildiv(S_q, BM) * B * H
-        CTAS = TILES if config.schedule == "grid" else T.min(device.sm_count, TILES)
+        CTAS = T.min(device.sm_count, TILES)
 
         @T.prim_func
         def main(q: Q, k: K, v: V, sinks: Sinks, slopes: Slopes, o: O, lse: Lse, tickets: Tickets):

@@ -19,8 +19,8 @@ class GQADenseFwdOp(Op):
     Args:
         is_causal: query i, at position ``i + S_kv - S_q``, sees no key behind its position.
         window_size_left, window_size_right: keys that a query sees to either side of its position; -1 for all of them.
-        softmax_scale: factor of the scores; None means ``1 / sqrt(D)``.
-        softcap: bound of the scores, ``softcap * tanh(s / softcap)``; None for no bound.
+        softmax_scale: factor of the scores, 1e-10 to 1e6; None means ``1 / sqrt(D)``.
+        softcap: bound of the scores, ``softcap * tanh(s / softcap)``, 1e-10 to 1e10; None for no bound.
         return_lse: return ``lse`` too.
         out_dtype: dtype of ``o`` for float8 inputs, float16 or bfloat16; None means bfloat16.
 
@@ -40,10 +40,11 @@ class GQADenseFwdOp(Op):
     out_dtype: torch.dtype | None = None
 
     kernels = ("gqa_decode:GQADecode", "gqa_prefill:GQAPrefill", "gqa_general:GQAGeneral")
-    # Decode deals out whole batch elements where they fill the SMs, so B counts in small steps.
+    # Decode deals out whole batch elements where they fill the SMs, so B counts in small steps, and S_q up to the 64
+    # rows of its query tile.
     buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "B": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128),
-        "S_q": (1,),
+        "S_q": (*range(1, 17), 24, 32, 48, 64),
         "S_kv": (256,),
     }
 

@@ -49,10 +49,6 @@ def excluded(config: Config, call: Call, device: Device) -> str | None:
     """Why a config is left out, or None."""
     if config.shared_bytes > device.shared_bytes:
         return "more shared memory than a block can have"
-    if config.block_k % 16:
-        return "a block of K that is no multiple of 16 loses its tail"
-    if config.block_n // (config.threads // 128) % 16 == 8 or config.block_n < 16:
-        return "a wgmma of 8 columns more than a multiple of 16 is wrong"
     return None
 
 

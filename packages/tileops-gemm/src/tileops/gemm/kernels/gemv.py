@@ -60,6 +60,8 @@ class GEMV(Kernel):
             return "a is stored [K, M]: its elements of one row are M apart"
         if not call["trans_b"]:
             return "b is stored [K, N]: a warp would walk down a column"
+        if call["K"] % CHUNK:  # also where the pitch is a multiple: what lies behind a row is another's
+            return f"rows of {call['K']} elements don't end with one of the loads of {CHUNK}"
         return unaligned_rows(call)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
