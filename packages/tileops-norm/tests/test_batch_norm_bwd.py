@@ -34,10 +34,10 @@ def normal(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.bfloat16
 
 
 def calls(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16, **memory: Any) -> list[Tensor]:
-    """dy, x, weight, and the forward's mean and rstd."""
+    """dy, x, weight, the forward's mean and rstd, and a bias of another dtype."""
     x, weight = normal(*shape, device=device, dtype=dtype).to(**memory), normal(shape[1], device=device, dtype=dtype)
     _, mean, rstd = BatchNormFwdOp(training=True, return_stats=True)(x)
-    return [normal(*shape, device=device, dtype=dtype, seed=1).to(**memory), x, weight, mean, rstd]
+    return [normal(*shape, device=device, dtype=dtype, seed=1).to(**memory), x, weight, mean, rstd, weight.float()]
 
 
 @pytest.mark.semantics("BatchNormBwdOp", "layout")
@@ -69,6 +69,20 @@ def test_a_bad_channel_leaves_the_others_alone(device: str) -> None:
     assert torch.equal(dweight[others], clean[1][others])
     assert torch.equal(dbias[others], clean[2][others])
     assert dx[:, 13].isnan().all()
+
+
+@pytest.mark.semantics("BatchNormBwdOp", "rounding")
+@pytest.mark.parametrize("weight", [None, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bias", [None, torch.bfloat16, torch.float32])
+def test_each_gradient_is_like_what_it_is_of(weight: Any, bias: Any, device: str) -> None:
+    dy, x, _, mean, rstd, _ = calls(64, 16, 9, device=device)
+    given = [None if dtype is None else normal(16, device=device, dtype=dtype) for dtype in (weight, bias)]
+    got = assert_right(BatchNormBwdOp(), dy, x, given[0], mean, rstd, given[1])
+    got = (got,) if weight is bias is None else got
+    assert [g.dtype for g in got] == [torch.bfloat16, *(t.dtype for t in given if t is not None)]
+    leaf = torch.zeros(16, device=device, requires_grad=True)  # whose gradient is rounded to nothing narrower
+    BatchNormFwdOp(training=True)(x, None, None, given[0], leaf).backward(dy)
+    torch.testing.assert_close(leaf.grad, dy.float().sum((0, 2)), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(

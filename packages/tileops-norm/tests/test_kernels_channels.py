@@ -18,9 +18,9 @@ from tileops.core.testing.programs import recipes as kit_recipes
 from tileops.core.torch_ops import checker_of
 from tileops.norm import BatchNormBwdOp, BatchNormFwdOp, GroupNormFwdOp, InstanceNormFwdOp
 from tileops.norm.kernels import set_norm
-from tileops.norm.kernels.group_norm import GroupNormHeld, GroupNormWalk, sets_in
+from tileops.norm.kernels.group_norm import GroupNormWalk, sets_in
 from tileops.norm.kernels.rows import MAX_CLUSTER, WARP
-from tileops.norm.kernels.sets import Sets, sets_of
+from tileops.norm.kernels.sets import Sets, locate, sets_of
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LAST = torch.channels_last
@@ -53,7 +53,7 @@ def batch(x: Tensor, training: bool = True) -> Call:
 
 
 def batch_bwd(x: Tensor, dy: Tensor | None = None) -> Call:
-    return BatchNormBwdOp().bind(x if dy is None else dy, x, meta(x.shape[1]), *running(x.shape[1]))
+    return BatchNormBwdOp().bind(x if dy is None else dy, x, meta(C := x.shape[1]), *running(C), meta(C, dtype=F32))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,23 @@ def test_channels_that_are_a_threads_own(x: Tensor, groups: int | None, lanes: i
 
 
 @pytest.mark.parametrize(
+    ("x", "groups"),
+    [(meta(8, 128), 8), (meta(8, 128), 128), (meta(8, 48), 4), (meta(32, 64), None), (meta(8, 96, 8, 8), 4),
+     *((meta(8, C, 8, 8, memory_format=LAST), groups) for C, groups in ((128, 32), (512, 16), (96, 4), (64, None)))],
+)  # fmt: skip
+@pytest.mark.parametrize("lanes", [32, 96, 128, 1024])
+def test_no_thread_loads_its_channels_from_beyond_its_set(x: Tensor, groups: int | None, lanes: int) -> None:
+    """Those of a thread whose channels are always the same are loaded once, beyond the last vector too."""
+    s = lie(x, groups)
+    if s.span > 1 or not s.steady(lanes):
+        return
+    for lane in range(lanes):
+        at = [0] * 4
+        locate.orig_func(at, lane, s)
+        assert 0 <= int(at[0]) < s.run
+
+
+@pytest.mark.parametrize(
     ("x", "groups", "reason"),
     [
         (meta(8, 128, 32, 40)[..., :32], 32, "the positions of an instance do not lie at one stride"),
@@ -170,7 +187,7 @@ def test_what_is_copied_first_and_why(x: Tensor, groups: int | None, reason: str
 def test_the_order_of_a_sum_is_that_of_the_shape(
     C: int, groups: int, L: tuple[int, int], dtype: torch.dtype, memory_format: torch.memory_format
 ) -> None:
-    """Every config deals a set alike, whatever the batch and the weight, and deals all of it."""
+    """Whatever a tuner may choose deals a set alike, whatever the batch and the weight, and deals all of it."""
     deals = set()
     for B, weight in ((2, None), (300, F32)):
         call = group(meta(B, C, *L, dtype=dtype, memory_format=memory_format), groups, weight)
@@ -178,10 +195,9 @@ def test_the_order_of_a_sum_is_that_of_the_shape(
         assert isinstance(s, Sets)
         assert s.held is not None
         assert s.held * s.vec * s.count == C * math.prod(L) or s.runs != (1,)
-        kernel = GroupNormHeld() if GroupNormHeld().refuse(call, H200) is None else GroupNormWalk()
-        assert kernel.refuse(call, H200) is None
-        for config in kernel.configs(call, H200):
-            deals.add((config.lanes, config.chunks, config.cluster))
+        for choice in gpu.candidates(call, H200):
+            kernel, config = choice.kernel, choice.config
+            deals.add((type(kernel), config.lanes, config.chunks, config.cluster))
             assert isinstance(kernel, GroupNormWalk) or config.lanes * config.chunks * config.cluster >= s.held
             assert config.threads % config.lanes == 0
             assert config.lanes == config.threads or config.lanes == WARP
@@ -213,6 +229,22 @@ def test_channels_of_the_batch_have_configs(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "threads", "bundled"),
+    [
+        (batch(meta(32, 64)), 32, 8),
+        (batch(meta(20, 64, dtype=F32), training=False), 32, 8),
+        (batch_bwd(meta(33, 64)), 64, 8),
+        (batch(meta(1, 64, 7, 7, memory_format=LAST)), 64, 8),
+        (batch(meta(65, 64)), 256, 32),
+        (batch(meta(8, 64, 2, 2)), 32, 32),
+    ],
+)
+def test_channels_with_few_values_go_to_many_small_blocks(call: Call, threads: int, bundled: int) -> None:
+    config = gpu.choose(gpu.bucketed(call), H200).config
+    assert (config.threads, config.bundled) == (threads, bundled)
+
+
+@pytest.mark.parametrize(
     "call",
     [
         group(meta(8, 16, 7, 7), 4),
@@ -224,8 +256,10 @@ def test_channels_of_the_batch_have_configs(call: Call) -> None:
         batch(meta(8, 64, 60, 56, memory_format=LAST)[:, :, :56]),
         batch(meta(32, 64, dtype=F32), training=False),
         batch_bwd(meta(8, 64, 56, 56)),
+        batch(meta(32, 64)),
+        batch_bwd(meta(32, 64)),
     ],
-    ids=["warps", "bundles", "cluster", "walk", "running", "batch", "channels-last", "eval", "bwd"],
+    ids=["warps", "bundles", "cluster", "walk", "running", "batch", "channels-last", "eval", "bwd", "2d", "2d-bwd"],
 )
 def test_it_compiles(call: Call, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))

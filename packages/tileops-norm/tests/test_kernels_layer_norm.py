@@ -28,7 +28,7 @@ from tileops.norm.reference import layer_norm as reference
 DEVICE = "cuda"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 NAN, INF = float("nan"), float("inf")
-LENGTHS = [1, 3, 7, 8, 100, 1000, 1001, 1536, 4095, 8192, 16384, 65536, 131072, 262144, 300001]
+LENGTHS = [1, 3, 7, 8, 100, 1000, 1001, 1536, 4095, 8192, 10000, 16384, 20000, 65536, 131072, 262144, 300001]
 DTypes = torch.dtype | None
 
 
@@ -84,7 +84,7 @@ def test_which_kernel_serves_and_what_is_copied(call: Call, kernel: str, copies:
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("n", [*LENGTHS, 128, 3584, 5120, 32768, 524288])
 def test_the_order_of_a_sum_is_that_of_the_length(n: int, dtype: torch.dtype) -> None:
-    """Every config deals a row alike, whatever the batch, the rank, the pitch, the weight and the bias."""
+    """Whatever a tuner may choose deals a row alike, whatever the batch, the rank, the pitch, weight and bias."""
     forwards = [
         forward_call(meta(n, dtype=dtype), weight=None, bias=None),
         forward_call(meta(70000, n, dtype=dtype), weight=F32, bias=F32, return_stats=True),
@@ -94,8 +94,10 @@ def test_the_order_of_a_sum_is_that_of_the_length(n: int, dtype: torch.dtype) ->
         backward_call(meta(3, n, dtype=dtype), weight=None, bias=None),
         backward_call(meta(70000, n, dtype=dtype), weight=F32, bias=F32),
     ]
-    for kernel, calls in ((layer_norm.LayerNormRows(), forwards), (layer_norm_bwd.LayerNormBwdRows(), backwards)):
-        found = [config for call in calls for config in kernel.configs(call, H200)]
+    for calls in (forwards, backwards):
+        choices = [choice for call in calls for choice in gpu.candidates(call, H200)]
+        assert len({type(choice.kernel) for choice in choices}) == 1
+        found = [choice.config for choice in choices if "Rows" in type(choice.kernel).__name__]
         assert len({(c.lanes, c.chunks, c.cluster) for c in found}) <= 1
         assert all(n <= c.lanes * c.chunks * c.cluster * vector(n, calls[0]["T"]) for c in found)
         assert all(c.lanes == c.threads or 32 % c.lanes == 0 for c in found)
@@ -286,6 +288,15 @@ def test_any_number_of_rows(rows: int, n: int) -> None:
 def test_the_backward_of_more_long_rows_than_its_slabs_have_at_once(rows: int, n: int) -> None:
     x, dy = normal(rows, n), normal(rows, n, seed=2)
     held_backward(dy, x, normal(n, seed=1), normal(n, seed=3))
+
+
+@pytest.mark.cuda
+def test_many_long_rows_after_few() -> None:
+    """What is allocated for the first call's rows has room for no others."""
+    op, n = LayerNormBwdOp(40000), 40000
+    for rows in (2, 500, 17):
+        x, dy, weight = normal(rows, n), normal(rows, n, seed=2), normal(n, seed=1)
+        held(op, dy, x, weight, *statistics(x), weight)
 
 
 @pytest.mark.cuda

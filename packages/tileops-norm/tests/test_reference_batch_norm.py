@@ -24,9 +24,11 @@ def norm(x: Tensor, *others: Any, **params: Any) -> Any:
     return batch_norm(x, *others, **call)
 
 
-def gradients(dy: Tensor, x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Any:
+def gradients(
+    dy: Tensor, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Any:
     _, mean, rstd = norm(x, eps=eps)
-    return batch_norm_bwd(dy, x, weight, mean, rstd, T=x.dtype)
+    return batch_norm_bwd(dy, x, weight, mean, rstd, bias, T=x.dtype)
 
 
 def assert_rounded_once(y: Tensor, exact: Tensor) -> None:
@@ -108,14 +110,14 @@ def test_outputs_are_laid_out_as_empty_like_would_be(layout: Any) -> None:
 @pytest.mark.semantics("BatchNormFwdOp", "row-isolation", "deterministic")
 @pytest.mark.semantics("BatchNormBwdOp", "row-isolation", "deterministic")
 def test_a_channel_is_its_own() -> None:
-    dy, x = normal(7, 4, 1001, seed=1), normal(7, 4, 1001)
-    y, backward = norm(x)[0], gradients(dy, x)
+    dy, x, one = normal(7, 4, 1001, seed=1), normal(7, 4, 1001), torch.ones(4)
+    y, backward = norm(x)[0], gradients(dy, x, one, one)
     assert torch.equal(norm(x)[0], y)
-    assert all(map(torch.equal, gradients(dy, x), backward))
+    assert all(map(torch.equal, gradients(dy, x, one, one), backward))
     x[3, 2, 7] = NAN
     others = [0, 1, 3]
     assert torch.equal(norm(x)[0][:, others], y[:, others])
-    spoilt = gradients(dy, x)
+    spoilt = gradients(dy, x, one, one)
     assert torch.equal(spoilt[0][:, others], backward[0][:, others])
     assert torch.equal(spoilt[1][others], backward[1][others])
     assert spoilt[0][:, 2].isnan().all()
@@ -125,7 +127,7 @@ def test_a_channel_is_its_own() -> None:
 def test_gradients_by_hand() -> None:
     """The values of xhat are -1, 1, -1, 1; the mean of dy is 1, that of dy * xhat 0.5."""
     x, dy = torch.tensor([[0.0], [2.0], [0.0], [2.0]]), torch.tensor([[0.0], [2.0], [1.0], [1.0]])
-    dx, dweight, dbias = gradients(dy, x, torch.tensor([3.0]), eps=0.0)
+    dx, dweight, dbias = gradients(dy, x, torch.tensor([3.0]), torch.tensor([7.0]), eps=0.0)
     assert dx.flatten().tolist() == [-1.5, 1.5, 1.5, -1.5]
     assert (dweight.item(), dbias.item()) == (2.0, 4.0)
 
@@ -133,29 +135,35 @@ def test_gradients_by_hand() -> None:
 @pytest.mark.semantics("BatchNormBwdOp", "definition")
 @pytest.mark.parametrize("shape", [(32, 64), (8, 3, 49), (2, 6, 5, 7)])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_it_is_the_gradient_of_the_forward(shape: tuple[int, ...], weighted: bool) -> None:
+@pytest.mark.parametrize("biased", [True, False])
+def test_it_is_the_gradient_of_the_forward(shape: tuple[int, ...], weighted: bool, biased: bool) -> None:
     dy, x = normal(*shape, dtype=torch.float64, seed=2), normal(*shape, dtype=torch.float64)
     ones = torch.ones(shape[1], dtype=torch.float64)
     weight = normal(shape[1], dtype=torch.float64, seed=1) if weighted else ones
     leaves = [t.clone().requires_grad_() for t in (x, weight, 0 * ones)]
     F.batch_norm(leaves[0], None, None, *leaves[1:], training=True).backward(dy)
-    for got, leaf in zip(gradients(dy, x, weight if weighted else None), leaves, strict=True):
-        torch.testing.assert_close(got, leaf.grad, rtol=1e-10, atol=1e-11)
+    found = gradients(dy, x, weight if weighted else None, ones if biased else None)
+    assert [g is not None for g in found] == [True, weighted, biased]
+    for got, leaf in zip(found, leaves, strict=True):
+        if got is not None:
+            torch.testing.assert_close(got, leaf.grad, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.semantics("BatchNormBwdOp", "rounding")
 @pytest.mark.parametrize("T", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("weight_dtype", ["T", torch.float32])
-def test_only_the_gradients_are_rounded(T: torch.dtype, weight_dtype: Any) -> None:
+@pytest.mark.parametrize("bias_dtype", ["T", torch.float32])
+def test_only_the_gradients_are_rounded(T: torch.dtype, weight_dtype: Any, bias_dtype: Any) -> None:
     dy, x = normal(64, 16, 9, dtype=T, seed=2), normal(64, 16, 9, dtype=T)
-    weight = normal(16, dtype=T if weight_dtype == "T" else weight_dtype, seed=1)
-    exact = gradients(dy.double(), x.double(), weight.double())
-    dx, dweight, dbias = gradients(dy, x, weight)
-    assert (dx.dtype, dweight.dtype, dbias.dtype) == (T, weight.dtype, weight.dtype)
+    weight, bias = (normal(16, dtype=T if d == "T" else d, seed=1) for d in (weight_dtype, bias_dtype))
+    exact = gradients(dy.double(), x.double(), weight.double(), bias.double())
+    dx, *others = gradients(dy, x, weight, bias)
+    assert dx.dtype == T
     assert_rounded_once(dx, exact[0])
-    close = 1e-5 if weight.dtype == torch.float32 else torch.finfo(T).eps
-    torch.testing.assert_close(dweight.double(), exact[1], rtol=close, atol=1e-4)
-    torch.testing.assert_close(dbias.double(), exact[2], rtol=close, atol=1e-4)
+    for got, like, true in zip(others, (weight, bias), exact[1:], strict=True):
+        assert got.dtype == like.dtype
+        close = 1e-5 if like.dtype == torch.float32 else torch.finfo(T).eps
+        torch.testing.assert_close(got.double(), true, rtol=close, atol=1e-4)
 
 
 def test_float64_operands_give_a_float64_oracle() -> None:

@@ -20,7 +20,7 @@ from tileops.core.inputs import make_inputs
 from tileops.core.op import Op
 from tileops.core.spec.diagnostics import did_you_mean
 from tileops.core.testing.cases import Case, edge_cases, workload_cases
-from tileops.core.testing.layouts import VALUES, expanded_once, free_inputs, placement
+from tileops.core.testing.layouts import VALUES, Placement, expanded_once, free_inputs, placement
 
 if TYPE_CHECKING:
     from tileops.core.testing.integration import TorchCase
@@ -152,7 +152,9 @@ def _inputs(case: Case, device: str, seed: int) -> Tensors:
 
 
 def _hold(case: Case, name: str, values: Tensor) -> Held:
-    place = placement(case.layouts.get(name, "contiguous"), tuple(values.shape))
+    meta = case.call.inputs[name]
+    assert meta is not None
+    place = placement(case.layouts[name], meta.shape) if name in case.layouts else Placement(meta.strides)
     last = (
         sum((n - 1) * stride for n, stride in zip(values.shape, place.strides, strict=True)) if values.numel() else -1
     )

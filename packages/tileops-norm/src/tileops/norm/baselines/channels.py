@@ -44,15 +44,17 @@ def torch_batch_norm(call: Any, inputs: Any) -> Callable[[], Any]:
 
 
 def torch_batch_norm_bwd(call: Any, inputs: Any) -> Callable[[], Any]:
-    """Torch's native kernel, with the weight in float32; without one it sums nothing for it."""
-    dy, x, weight, mean, rstd = (inputs[n] for n in ("dy", "x", "weight", "mean", "rstd"))
-    own = torch.float32 if weight is None else weight.dtype
-    wide = torch.ones_like(mean) if weight is None else weight.float()
+    """Torch's native kernel, with the weight in float32."""
+    dy, x, mean, rstd, given = *(inputs[n] for n in ("dy", "x", "mean", "rstd")), (inputs["weight"], inputs["bias"])
+    weight, _ = _affine(inputs, wide=True)
     backward = torch.ops.aten.native_batch_norm_backward.default
-    return Rival(
-        lambda: backward(dy, x, wide, None, None, mean, rstd, True, 0.0, [True, True, True]),
-        lambda r: (r[0], r[1].to(own), r[2].to(own)),
-    )
+    wanted = [True, *(t is not None for t in given)]
+
+    def read(gradients: Any) -> Any:
+        asked = [g.to(like.dtype) for g, like in zip(gradients[1:], given, strict=True) if like is not None]
+        return (gradients[0], *asked) if asked else gradients[0]
+
+    return Rival(lambda: backward(dy, x, weight, None, None, mean, rstd, True, 0.0, wanted), read)
 
 
 def _finish(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, like: Tensor) -> Tensor:

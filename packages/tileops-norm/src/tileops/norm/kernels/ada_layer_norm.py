@@ -25,6 +25,7 @@ from tileops.norm.kernels.rows import (
     launch,
     load,
     refuse_rows,
+    refuse_served,
     vector,
     words,
 )
@@ -33,8 +34,8 @@ from tileops.norm.kernels.rows import (
 class AdaLayerNormRows(Kernel):
     """Rows in registers, one read and one write of each element of x: wins wherever a row fits.
 
-    A row is shared by some lanes of a warp, by a block, or by a cluster of up to 8 blocks. Its mean comes first, and
-    then the sum of its squared differences from it, from registers. Short rows' scale, shift and gate are loaded while
+    A row is shared by some lanes of a warp, by a block, or by a cluster of up to 8 blocks. Its mean and variance take
+    one exchange between these threads, or two (``centred.centre``). Short rows' scale, shift and gate are loaded while
     the row is on its way.
     """
 
@@ -127,7 +128,7 @@ class AdaLayerNormStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, 1)
+        return refuse_rows(call, 1) or refuse_served(AdaLayerNormRows(), call, device)
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
         yield StreamConfig(1024, 2)

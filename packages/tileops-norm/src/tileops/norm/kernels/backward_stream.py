@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import tilelang.language as T
@@ -23,11 +23,13 @@ from tileops.norm.kernels.rows import (
     added,
     arguments,
     clear,
+    column_blocks,
     count,
     flat,
     give_block,
     load,
     refuse_rows,
+    refuse_served,
     sum_columns,
     take_block,
     vector,
@@ -58,9 +60,11 @@ class BackwardStream(Kernel):
 
     archs = ARCHS
     pass_configs = PASSES
+    first: ClassVar[Kernel]  # which serves rows that fit a cluster
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, len(call.params["normalized_shape"]))
+        axes = len(call.params["normalized_shape"])
+        return refuse_rows(call, axes) or refuse_served(self.first, call, device)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         n, dtype = row_of(call)
@@ -78,12 +82,16 @@ class BackwardStream(Kernel):
 class RMSNormBwdStream(BackwardStream):
     """RMSNorm's."""
 
+    first = rms_norm_bwd.RMSNormBwdRows()
+
     def program(self, static: Static, config: Config, device: Device) -> Any:
         return program(static, config, rms_norm_bwd.Problem(static))
 
 
 class LayerNormBwdStream(BackwardStream):
     """LayerNorm's."""
+
+    first = layer_norm_bwd.LayerNormBwdRows()
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         return program(static, config, layer_norm_bwd.Problem(static))
@@ -232,7 +240,7 @@ def program(static: Static, config: Config, p: Any) -> Any:
         with T.Kernel(strip.parts, slabs, threads=STRIP) as (block, slab):
             walk(block, slab, dy, x, weight, numbers, dx, dw_partial, db_partial)
         if p.weighted or biased:
-            with T.Kernel(-(-p.n // WARP), p.weighted + biased, threads=COLUMN_WARPS * WARP) as (block, which):
+            with T.Kernel(column_blocks(p.n, 1), p.weighted + biased, threads=COLUMN_WARPS * WARP) as (block, which):
                 if p.weighted:
                     if which == 0:
                         sum_columns(block, dweight, dw_partial, p.n, p.weight_dtype, slabs)

@@ -29,16 +29,14 @@ class BatchNormBwd(Kernel):
         return refuse_batch(call, NAMES)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
-        s = sets_of(forms_of(call, NAMES), None)
-        assert not isinstance(s, str)
-        return batch_configs(s, s.vectors({}), call["T"], device, tensors=2)
+        return batch_configs(forms_of(call, NAMES), call["T"], device, tensors=2)
 
     def program(self, static: Static, config: Config, device: Device) -> Any:
         t, sizes = arguments(static)
-        s = sets_of({name: form for name, form in static.tensors if name in NAMES}, None)
+        s = sets_of({name: form for name, form in static.tensors if name in NAMES}, None, config.bundled)
         assert not isinstance(s, str)
-        dtype, weight = static["T"], static.tensor("weight")
-        weight_dtype = "float32" if weight is None else weight.dtype
+        dtype, weight, bias = static["T"], static.tensor("weight"), static.tensor("bias")
+        weight_dtype, bias_dtype = (dtype if form is None else form.dtype for form in (weight, bias))
         stats, vec = s.stats, s.vec
         threads, chunks, cluster = config.threads, config.chunks, config.cluster
         vectors = s.vectors(sizes)
@@ -94,8 +92,10 @@ class BatchNormBwd(Kernel):
             merge_set(m, tmp, k, merge_sums, k, part, tx, rank, threads, cluster)
             if tx + rank == 0:
                 for g in T.unroll(stats):
-                    flat(dbias, weight_dtype)[number * s.channels + g] = T.cast(m[g], weight_dtype)
-                    flat(dweight, weight_dtype)[number * s.channels + g] = T.cast(m[stats + g], weight_dtype)
+                    if t.dbias is not None:
+                        flat(dbias, bias_dtype)[number * s.channels + g] = T.cast(m[g], bias_dtype)
+                    if t.dweight is not None:
+                        flat(dweight, weight_dtype)[number * s.channels + g] = T.cast(m[stats + g], weight_dtype)
             for g in T.unroll(stats):
                 scale[g] = r[g]
                 if t.weight is not None:
@@ -119,8 +119,9 @@ class BatchNormBwd(Kernel):
 
         @T.prim_func
         def main(
-            dy: t.dy, x: t.x, weight: t.weight, mean: t.mean, rstd: t.rstd, dx: t.dx, dweight: t.dweight, dbias: t.dbias
-        ):
+            dy: t.dy, x: t.x, weight: t.weight, mean: t.mean, rstd: t.rstd, bias: t.bias,
+            dx: t.dx, dweight: t.dweight, dbias: t.dbias,
+        ):  # fmt: skip
             with launch(s.count, threads, cluster) as block:
                 backward(block, dy, x, weight, mean, rstd, dx, dweight, dbias)
 

@@ -24,7 +24,7 @@ from tileops.norm.kernels.rows import (
     words,
 )
 
-FEW = 16  # elements that a thread holds in float32 too
+CONVERTED = 16  # elements that a thread holds in float32 too
 NAN = float("nan")
 LARGEST = float.fromhex("0x1.fffffep127")  # of float32
 
@@ -262,5 +262,5 @@ def centre_stream(mean, rest, variance, raw, tensor, start, p, deal, tx):
 @T.macro
 def anew(raw, p, deal, unroll):
     """Make the compiler convert a longer row again: it would hold it in float32, beyond the registers there are."""
-    if p.vec * itemsize(p.dtype) >= 4 and unroll * deal.held > FEW:
+    if p.vec * itemsize(p.dtype) >= 4 and unroll * deal.held > CONVERTED:
         T.warpgroup_fence_operand(raw, num_regs=unroll * deal.chunks * words(p.vec, p.dtype))

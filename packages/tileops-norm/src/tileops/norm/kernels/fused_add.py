@@ -1,4 +1,4 @@
-"""What the kernels that add a residual share: how a row is dealt, the sum and its place, and folds over a row.
+"""What the kernels that add a residual share: how a row is dealt, the sum and its place.
 
 A thread keeps its part of a row's sum in registers, so that x and the residual are read once and residual_out is
 written once. A row too long for a cluster's registers is taken in steps by one block, which reads back what it wrote:
@@ -7,7 +7,6 @@ each thread its own part, so that no barrier is needed for that.
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import attrs
 import tilelang.language as T
@@ -175,52 +174,3 @@ def reload(raw, row, x, residual_out, p, deal, sizes, lane, step):
     else:
         start[0] = p.place.start(row[0], sizes)
         load(raw, 0, flat(x, p.dtype), start[0], p.place.unit, deal, lane, step)
-
-
-@T.macro
-def fold_row(value, fold, part, parts, buffer, tx, rank, config):
-    """``fold``, which leaves a value as it is where the other is 0, over the threads of each row, in every one of them.
-
-    ``part`` has a number a warp in each buffer, ``parts`` one for each warp of a cluster, whose blocks must all have
-    arrived at its barrier before. Buffer 0 comes first, and each serves once. Both lie in one array: TileLang lets two
-    arrays share memory whose uses do not overlap, and knows nothing of warps that lag behind.
-    """
-    for i in T.unroll(config.unroll):
-        for k in T.unroll(min(config.lanes, WARP).bit_length() - 1):
-            value[i] = fold(value[i], T.shfl_xor(value[i], min(config.lanes, WARP) >> (k + 1)))
-    if config.lanes > WARP:
-        warps = config.threads // WARP
-        count = warps * config.cluster
-        if tx % WARP == 0:
-            part[buffer, tx // WARP] = value[0]
-        T.sync_threads()
-        if config.cluster > 1:
-            if buffer == 0:
-                T.cluster_wait()
-            for other in T.unroll(config.cluster):
-                T.copy_cluster(part[buffer, 0:warps], parts[buffer, rank, 0:warps], dst_block=other)
-            T.cluster_sync()
-        value[0] = 0.0
-        if count <= 8:
-            for i in T.unroll(count):
-                value[0] = fold(value[0], part[buffer, i])
-        else:
-            for i in T.unroll(-(-count // WARP)):
-                if i * WARP + tx % WARP < count:
-                    if config.cluster > 1:
-                        value[0] = fold(
-                            value[0], parts[buffer, (i * WARP + tx % WARP) // warps, (i * WARP + tx % WARP) % warps]
-                        )
-                    else:
-                        value[0] = fold(value[0], part[buffer, tx % WARP])
-            for k in T.unroll(WARP.bit_length() - 1):
-                value[0] = fold(value[0], T.shfl_xor(value[0], WARP >> (k + 1)))
-
-
-def plus(a: Any, b: Any) -> Any:
-    return a + b
-
-
-def larger(a: Any, b: Any) -> Any:
-    """The larger of two magnitudes, as integers, in whose order NaN is the largest: no fold drops it."""
-    return T.reinterpret(T.max(T.reinterpret(a, "int32"), T.reinterpret(b, "int32")), "float32")

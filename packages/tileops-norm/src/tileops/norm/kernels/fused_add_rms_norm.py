@@ -5,7 +5,7 @@ from typing import Any
 import tilelang.language as T
 
 from tileops.core.kernel import Device, Static
-from tileops.norm.kernels.fused_add import Config, FusedAdd, Sum, add, fetch, fold_row, plus, reload
+from tileops.norm.kernels.fused_add import Config, FusedAdd, Sum, add, fetch, reload
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     WARP,
@@ -17,7 +17,9 @@ from tileops.norm.kernels.rows import (
     launch,
     load,
     load_vector,
+    sum_row,
     touch,
+    touched,
     touches,
 )
 
@@ -37,6 +39,7 @@ class FusedAddRMSNormRows(FusedAdd):
         unroll, held, cluster, warps = config.unroll, deal.held, config.cluster, config.threads // WARP
         at_once = config.threads // config.lanes  # rows of a block that are worked on side by side
         exact = unroll * at_once == 1  # no row of a block is beyond the last
+        late = not config.early and config.steps == 1
 
         def scaled(value: Any, rstd: Any, weight: Any) -> Any:
             """One element of y: all in float32, rounded once."""
@@ -68,8 +71,7 @@ class FusedAddRMSNormRows(FusedAdd):
                 fetch(raw, more, row, rows, exact, x, residual, p, deal, config, sizes, lane, rank + step)
                 if config.early:
                     load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank + step)
-                elif config.steps == 1:
-                    touch(seen, weight, p.weight_dtype, deal, lane, rank)
+                touch(seen, late, weight, p.weight_dtype, deal, lane, rank)
                 add(raw, more, row, rows, exact, residual_out, p, deal, config, lane, rank + step)
                 for u in T.unroll(unroll):
                     for i in T.unroll(held):
@@ -78,9 +80,10 @@ class FusedAddRMSNormRows(FusedAdd):
                         )
             for u in T.unroll(unroll):
                 total[u] = added(acc, u * ACCUMULATORS)
-            fold_row(total, plus, part, parts, 0, tx, rank, config)
-            if not config.early and config.steps == 1:
-                T.warpgroup_fence_operand(seen, num_regs=touches(deal, p.weight_dtype))
+            if cluster > 1:
+                T.cluster_wait()
+            sum_row(total, unroll, part, parts, 0, tx, config, rank)
+            touched(seen, late)
             for u in T.unroll(unroll):
                 total[u] = T.rsqrt(total[u] / T.float32(p.n) + T.float32(eps))
                 if t.rstd is not None:

@@ -7,18 +7,8 @@ import tilelang.language as T
 
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Static
-from tileops.norm.kernels.fused_add import (
-    Config,
-    FusedAdd,
-    Sum,
-    add,
-    configs,
-    fetch,
-    fold_row,
-    larger,
-    plus,
-    reload,
-)
+from tileops.norm.kernels.centred import given
+from tileops.norm.kernels.fused_add import Config, FusedAdd, Sum, add, configs, fetch, reload
 from tileops.norm.kernels.rows import (
     ACCUMULATORS,
     WARP,
@@ -33,6 +23,7 @@ from tileops.norm.kernels.rows import (
     launch,
     load,
     load_vector,
+    sum_row,
     vector,
 )
 
@@ -141,7 +132,9 @@ class FusedAddRMSNormQuantRows(FusedAdd):
                         )
             for u in T.unroll(unroll):
                 rstd[u] = added(acc, u * ACCUMULATORS)
-            fold_row(rstd, plus, part, parts, 0, tx, rank, config)
+            if cluster > 1:
+                T.cluster_wait()
+            sum_row(rstd, unroll, part, parts, 0, tx, config, rank)
             for u in T.unroll(unroll):
                 rstd[u] = inverse_sqrt(rstd[u] / T.float32(p.n) + T.float32(eps))
             if t.scale_in is not None:
@@ -158,7 +151,7 @@ class FusedAddRMSNormQuantRows(FusedAdd):
                             if deal.has(chunk):
                                 weigh(scale, weight, chunk)
                                 largest(top, u, u, i, raw, scale, rstd)
-                fold_row(top, larger, part, parts, 1, tx, rank, config)
+                largest_row(top, part, parts, 1, tx, rank, config)
                 for u in T.unroll(unroll):
                     if lane + rank == 0 and (exact or row[u] < rows):
                         flat(scale_out, "float32")[T.cast(row[u], "int64")] = scale_of(top[u])
@@ -199,13 +192,50 @@ class FusedAddRMSNormQuantRows(FusedAdd):
         return main
 
 
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two magnitudes, as integers, in whose order NaN is the largest: no fold drops it."""
+    return T.reinterpret(T.max(T.reinterpret(a, "int32"), T.reinterpret(b, "int32")), "float32")
+
+
+@T.macro
+def largest_lane(top, i, lanes):
+    """The largest of each ``lanes`` neighbours of a warp, a power of two of them, in every one of them."""
+    for k in T.unroll(lanes.bit_length() - 1):
+        top[i] = larger(top[i], T.shfl_xor(top[i], lanes >> (k + 1)))
+
+
+@T.macro
+def largest_row(top, part, parts, buffer, tx, rank, config):
+    """The largest of each row, in all of its threads; ``part`` and ``parts`` are those of ``sum_row``, which was first.
+
+    They are rows of one array: TileLang lets two arrays share memory whose uses do not overlap, and knows nothing of
+    warps that lag behind.
+    """
+    for u in T.unroll(config.unroll):
+        largest_lane(top, u, min(config.lanes, WARP))
+    if config.lanes > WARP:
+        warps = config.threads // WARP
+        count = warps * config.cluster
+        if tx % WARP == 0:
+            part[buffer, tx // WARP] = top[0]
+        T.sync_threads()
+        if config.cluster > 1:
+            for other in T.unroll(config.cluster):
+                T.copy_cluster(part[buffer, 0:warps], parts[buffer, rank, 0:warps], dst_block=other)
+            T.cluster_sync()
+        top[0] = 0.0
+        for i in T.unroll(-(-count // WARP)):
+            if i * WARP + tx % WARP < count:
+                top[0] = larger(top[0], given(part, parts, config, buffer, 0, i * WARP + tx % WARP))
+        largest_lane(top, 0, WARP)
+
+
 @T.macro
 def fold_blocks(top, buffer, tx, deal: Deal):
     """The largest of each block of ``BLOCK`` elements that a thread has a vector of, in all threads that share it."""
     lanes = BLOCK // deal.vec
     for i in T.unroll(deal.chunks):
-        for k in T.unroll(min(lanes, WARP).bit_length() - 1):
-            top[i] = larger(top[i], T.shfl_xor(top[i], min(lanes, WARP) >> (k + 1)))
+        largest_lane(top, i, min(lanes, WARP))
     if lanes > WARP:
         group = lanes // WARP  # warps that share a block
         T.sync_threads()  # the step before may still be read, or the sums, whose memory this may be

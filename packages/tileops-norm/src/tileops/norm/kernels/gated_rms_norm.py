@@ -25,6 +25,7 @@ from tileops.norm.kernels.rows import (
     launch,
     load,
     refuse_rows,
+    refuse_served,
     sum_block,
     sum_row,
     vector,
@@ -129,7 +130,7 @@ class GatedRMSNormStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, 1)
+        return refuse_rows(call, 1) or refuse_served(GatedRMSNormRows(), call, device)
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
         yield StreamConfig(1024, 2)

@@ -8,7 +8,7 @@ import attrs
 from tileops.core.check import Call
 from tileops.core.kernel import Device, Form, Kernel, Scratch, Static
 from tileops.norm.kernels.operands import LESS_BUSY
-from tileops.norm.kernels.rows import ARCHS, MAX_CLUSTER, PASSES, WARP, lanes_for, strided
+from tileops.norm.kernels.rows import ARCHS, MAX_CLUSTER, PASSES, WARP, lanes_for, refuse_served, strided
 from tileops.norm.kernels.set_norm import Config, excluded, program
 from tileops.norm.kernels.sets import FARTHEST, Sets, sets_of
 
@@ -87,7 +87,9 @@ class GroupNormWalk(Kernel):
         s = strided_channels(call) or sets_in(call)
         if isinstance(s, str):
             return s
-        return None if s.held is not None and s.held < FARTHEST else "a set has 2**31 vectors or more"
+        if s.held is None or s.held >= FARTHEST:
+            return "a set has 2**31 - 2**17 vectors or more"
+        return refuse_served(GroupNormHeld(), call, device)
 
     def configs(self, call: Call, device: Device) -> Iterator[Config]:
         s = sets_in(call)

@@ -29,7 +29,9 @@ from tileops.norm.kernels.rows import (
     load,
     load_vector,
     refuse_rows,
+    refuse_served,
     touch,
+    touched,
     touches,
     vector,
     words,
@@ -93,7 +95,8 @@ class LayerNormRows(Kernel):
         unroll, held, cluster = config.unroll, deal.held, config.cluster
         at_once = config.threads // config.lanes  # rows of a block that are worked on side by side
         exact = unroll * at_once == 1  # no row of a block is beyond the last
-        kept = held if config.early else p.vec  # elements of weight and bias that a thread holds
+        late = not config.early
+        kept = p.vec if late else held  # elements of weight and bias that a thread holds
 
         @T.prim_func
         def main(x: t.x, weight: t.weight, bias: t.bias, y: t.y, mean: t.mean, rstd: t.rstd):
@@ -122,19 +125,15 @@ class LayerNormRows(Kernel):
                     start[u] = p.place.start(row[u], sizes)
                     if exact or row[u] < rows:
                         load(raw, u * held, flat(x, p.dtype), start[u], p.place.unit, deal, lane, rank)
-                if not config.early and p.weighted:
-                    touch(scale_seen, weight, p.weight_dtype, deal, lane, rank)
-                if not config.early and p.biased:
-                    touch(offset_seen, bias, p.bias_dtype, deal, lane, rank)
-                if config.early and p.weighted:
+                touch(scale_seen, late and p.weighted, weight, p.weight_dtype, deal, lane, rank)
+                touch(offset_seen, late and p.biased, bias, p.bias_dtype, deal, lane, rank)
+                if p.weighted and not late:
                     load(scale, 0, flat(weight, p.weight_dtype), T.int64(0), p.vec, deal, lane, rank)
-                if config.early and p.biased:
+                if p.biased and not late:
                     load(offset, 0, flat(bias, p.bias_dtype), T.int64(0), p.vec, deal, lane, rank)
                 centre(middle, rest, inverse, raw, p, deal, config, unroll, tx, lane, rank)
-                if not config.early and p.weighted:
-                    T.warpgroup_fence_operand(scale_seen, num_regs=touches(deal, p.weight_dtype))
-                if not config.early and p.biased:
-                    T.warpgroup_fence_operand(offset_seen, num_regs=touches(deal, p.bias_dtype))
+                touched(scale_seen, late and p.weighted)
+                touched(offset_seen, late and p.biased)
                 for u in T.unroll(unroll):
                     inverse[u] = p.rstd(inverse[u])
                     if t.rstd is not None:
@@ -144,10 +143,10 @@ class LayerNormRows(Kernel):
                 for i in T.unroll(deal.chunks):
                     chunk = deal.chunk(i, lane, rank)
                     if deal.has(chunk):
-                        at = i * p.vec if config.early else 0
-                        if p.weighted and not config.early:
+                        at = 0 if late else i * p.vec
+                        if p.weighted and late:
                             load_vector(scale, weight, p.weight_dtype, p.vec, chunk)
-                        if p.biased and not config.early:
+                        if p.biased and late:
                             load_vector(offset, bias, p.bias_dtype, p.vec, chunk)
                         for u in T.unroll(unroll):
                             if exact or row[u] < rows:
@@ -170,7 +169,7 @@ class LayerNormStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, len(call.params["normalized_shape"]))
+        return refuse_rows(call, len(call.params["normalized_shape"])) or refuse_served(LayerNormRows(), call, device)
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
         yield StreamConfig(1024, 4)

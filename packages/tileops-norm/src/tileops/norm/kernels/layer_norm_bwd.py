@@ -29,6 +29,7 @@ from tileops.norm.kernels.rows import (
     added,
     arguments,
     clear,
+    column_blocks,
     crowded,
     flat,
     give_row,
@@ -82,7 +83,7 @@ class LayerNormBwdRows(Kernel):
         w = Walk(p, config, sizes)
         deal, rows, unroll, groups = w.deal, w.rows, w.unroll, w.groups
         held, cluster, warps = deal.held, config.cluster, config.threads // WARP
-        strips = -(-p.n // WARP)
+        strips = column_blocks(p.n, cluster)
 
         @T.macro
         def dot(step, tx, sums, dots, acc, acc_dot, mu, scale, x_staged, dy_staged, x_raw, dy_raw):

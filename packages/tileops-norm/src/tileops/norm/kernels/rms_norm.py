@@ -33,6 +33,7 @@ from tileops.norm.kernels.rows import (
     load,
     load_vector,
     refuse_rows,
+    refuse_served,
     sum_block,
     sum_row,
     vector,
@@ -209,7 +210,7 @@ class RMSNormStream(Kernel):
     pass_configs = PASSES
 
     def refuse(self, call: Call, device: Device) -> str | None:
-        return refuse_rows(call, len(call.params["normalized_shape"]))
+        return refuse_rows(call, len(call.params["normalized_shape"])) or refuse_served(RMSNormRows(), call, device)
 
     def configs(self, call: Call, device: Device) -> Iterator[StreamConfig]:
         yield StreamConfig(1024, 4)

@@ -32,6 +32,7 @@ from tileops.norm.kernels.rows import (
     added,
     arguments,
     clear,
+    column_blocks,
     flat,
     give_row,
     lanes_for,
@@ -268,7 +269,7 @@ class RMSNormBwdRows(Kernel):
             with launch(w.workers, config.threads, cluster) as block:
                 backward(block, dy, x, weight, rstd, dx, partial)
             if p.weighted:
-                with T.Kernel(T.ceildiv(p.n, WARP), threads=COLUMN_WARPS * WARP) as block:
+                with T.Kernel(column_blocks(p.n, cluster), threads=COLUMN_WARPS * WARP) as block:
                     sum_columns(block, dweight, partial, p.n, p.weight_dtype, w.workers)
 
         return main

@@ -17,7 +17,7 @@ import attrs
 import tilelang.language as T
 
 from tileops.core.check import Call, TensorMeta
-from tileops.core.kernel import Form, Static
+from tileops.core.kernel import Device, Form, Kernel, Static
 from tileops.core.program import tensors
 from tileops.core.spec.dtypes import itemsize
 
@@ -30,6 +30,7 @@ MAX_THREADS, MAX_CLUSTER = 1024, 8  # of a block, and its blocks; larger cluster
 REGISTERS, MAX_RESIDENT = 65536, 2048  # of a multiprocessor, and its threads
 BUSY = 1024  # threads of a multiprocessor that keep enough rows on their way
 FEW = 64  # rows that each have a multiprocessor to themselves; an op whose kernels ask has a bucket that ends here
+TOO_MANY = 2**30  # rows: int32 numbers them, and those that the last blocks have beyond them
 LINE = 64  # bytes that memory gives at once
 OVERHEAD = 28  # registers of a thread for addresses and sums, where a row has several operands
 ACCUMULATORS = 4  # of a thread's sum: one alone would wait four cycles for each product
@@ -203,6 +204,8 @@ def count(axes: Iterable[int | str], sizes: Mapping[str, Any]) -> Any:
 
 def refuse_rows(call: Call, axes: int) -> str | None:
     """Why kernels over rows of the last ``axes`` axes can't take a call, or None."""
+    if max(math.prod(m.shape[: len(m.shape) - axes]) for m in call.inputs.values() if m is not None) >= TOO_MANY:
+        return "2**30 rows or more, which are numbered by int32"
     for name, meta in {**call.inputs, **call.outputs}.items():
         if meta is None:
             continue
@@ -212,6 +215,13 @@ def refuse_rows(call: Call, axes: int) -> str | None:
         elif strided(meta, axes):
             return f"the elements of {name}'s rows do not lie side by side"
     return None
+
+
+def refuse_served(first: Kernel, call: Call, device: Device) -> str | None:
+    """Why a last resort leaves a call alone: ``first`` has a config for it, and a sum has one order, however tuned."""
+    if next(iter(first.configs(call, device)), None) is None:
+        return None
+    return f"{type(first).__name__} has a config for it, and would sum in another order"
 
 
 def few_rows(call: Call, axes: int) -> bool:
@@ -286,17 +296,24 @@ def touches(deal: Deal, dtype: str) -> int:
 
 
 @T.macro
-def touch(seen, tensor, dtype, deal, lane, part):
-    """Bring a weight's part near while the row is on its way, for one that is loaded behind the sums.
+def touch(seen, late, tensor, dtype, deal, lane, part):
+    """Bring a weight's part near while the row is on its way, if it is ``late``: loaded behind the sums.
 
-    ``seen`` has one int32 a line, ``touches`` of them; a fence of it behind the sums keeps the compiler from leaving
-    the loads out.
+    ``seen`` has one int32 a line, ``touches`` of them, for ``touched`` behind the sums.
     """
-    for i in T.unroll(touches(deal, dtype)):
-        at = deal.chunk(0, 0, part) * deal.vec + (i * deal.lanes + lane) * (LINE // itemsize(dtype))
-        seen[i] = 0
-        if at + 4 // itemsize(dtype) <= T.min(deal.n, deal.chunk(0, 0, part + 1) * deal.vec):
-            seen[i] = flat(tensor, "int32")[T.cast(at, "int64") * itemsize(dtype) // 4]
+    if late:
+        for i in T.unroll(touches(deal, dtype)):
+            at = deal.chunk(0, 0, part) * deal.vec + (i * deal.lanes + lane) * (LINE // itemsize(dtype))
+            seen[i] = 0
+            if at + 4 // itemsize(dtype) <= T.min(deal.n, deal.chunk(0, 0, part + 1) * deal.vec):
+                seen[i] = flat(tensor, "int32")[T.cast(at, "int64") * itemsize(dtype) // 4]
+
+
+@T.macro
+def touched(seen, late):
+    """A fence, without which the compiler would leave the loads of ``touch`` out."""
+    if late:
+        T.warpgroup_fence_operand(seen, num_regs=int(seen.shape[0]))
 
 
 @T.macro
@@ -421,6 +438,11 @@ def sum_row(value, n, part, parts, buffer, tx, config, rank):
     give_row(value, n, part, parts, buffer, tx, config, rank)
     meet(config)
     take_row(value, part, parts, buffer, tx, config)
+
+
+def column_blocks(n: int, cluster: int) -> int:
+    """Blocks of ``sum_columns``, a multiple of the first launch's cluster: TileLang gives that to all of a function."""
+    return -(-n // (WARP * cluster)) * cluster
 
 
 @T.macro

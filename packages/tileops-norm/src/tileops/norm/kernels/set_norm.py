@@ -21,6 +21,7 @@ from tileops.norm.kernels.rows import (
     words,
 )
 from tileops.norm.kernels.sets import (
+    SECTOR,
     Sets,
     add_step,
     find_pivot,
@@ -38,7 +39,7 @@ class Config:
     """``lanes`` threads of each of ``cluster`` blocks take ``chunks`` vectors each of a set at once: that is its order.
 
     The rest has no part in it: a block has ``threads`` and leaves registers for so many ``resident`` blocks a
-    multiprocessor.
+    multiprocessor, and a bundle of channels of the batch has ``bundled`` bytes at most.
     """
 
     lanes: int
@@ -46,6 +47,7 @@ class Config:
     cluster: int = 1
     threads: int = 256
     resident: int = 1
+    bundled: int = SECTOR
 
 
 def excluded(config: Config, s: Sets, dtype: str, tensors: int = 1) -> str | None:

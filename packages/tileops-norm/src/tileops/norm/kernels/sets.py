@@ -6,7 +6,8 @@ instance where the set is a channel of the batch, one for each position where ch
 into vectors, and vector q of a set is vector q % run of run q // run.
 
 Where channels lie side by side and a set's are fewer than 32 bytes, sets are walked by bundles: a vector has elements
-of several sets, and each thread keeps ``stats`` statistics. Whole sectors are read so, whatever the groups.
+of several sets, and each thread keeps ``stats`` statistics. Whole sectors are read so, whatever the groups. Bundles of
+fewer bytes make less code, which counts where there is little to read.
 """
 
 import math
@@ -21,7 +22,7 @@ from tileops.core.spec.dtypes import itemsize
 from tileops.norm.kernels.rows import WARP, count, vector
 
 SECTOR = 32  # bytes that are read from memory at least
-FARTHEST = 2**31  # vectors of a set, which are numbered by int32
+FARTHEST = 2**31 - 2**17  # vectors of a set, which int32 numbers, those of the last step beyond it too
 PIVOTS = 8  # values of a set whose mean the others count from
 
 
@@ -125,10 +126,11 @@ class Sets:
         return self.span == 1 and (self.run == 1 or (self.runs != (1,) and lanes % self.run == 0))
 
 
-def sets_of(tensors: Mapping[str, Form], groups: int | None) -> "Sets | str":
+def sets_of(tensors: Mapping[str, Form], groups: int | None, bundled: int = SECTOR) -> "Sets | str":
     """The sets of a call: ``groups`` of them in each instance or, where that is None, the channels of the batch.
 
-    ``tensors`` are those of shape ``[B, C, *L]``. Where no walk is the same in all of them, why.
+    ``tensors`` are those of shape ``[B, C, *L]``. A bundle has ``bundled`` bytes at most. Where no walk is the same in
+    all tensors, why.
     """
     (B, C, *L), dtype = next((form.shape, form.dtype) for form in tensors.values())
     assert isinstance(C, int)
@@ -141,7 +143,7 @@ def sets_of(tensors: Mapping[str, Form], groups: int | None) -> "Sets | str":
     each = 1 if groups is None else C // groups
     split = None
     if all(s[1] == 1 or C == 1 for s in strides.values()) and (S == 1 or any(p != 1 for p in pitch.values())):
-        bundle = math.gcd(C, SECTOR // size)
+        bundle = math.gcd(C, bundled // size)
         whole = bundle % each == 0
         channels = bundle if whole else each
         stats = channels // each
@@ -198,10 +200,13 @@ def _pitch(sizes: Sequence[int | str], strides: Sequence[int]) -> int | None:
 
 @T.macro
 def locate(at, q, s):
-    """Where vector q is: in which place of its run, in which run, of which instance. Divided here, as int32, once."""
+    """Where vector q is: in which place of its run, in which run, of which instance. Divided here, as int32, once.
+
+    A place is one of the run's, beyond the last vector too, unless the set is a single run of several.
+    """
     at[1] = q
     at[0] = 0
-    if s.runs == (1,):
+    if s.run > 1 and s.runs == (1,):
         at[0] = q
     elif s.run > 1:
         at[1] = T.truncdiv(q, s.run)
@@ -303,11 +308,15 @@ def counted(value: Any, pivot: Any, g: Any) -> Any:
 
 @T.macro
 def merge_moments(m, tmp, stats):
-    """The moments of a warp's lanes as one, in all of them; a lane may be empty."""
+    """The moments of a warp's lanes as one, in all of them; a lane may be empty, the first one if all are.
+
+    Means count from the first lane's, so that means that are all the same stay so, to the bit.
+    """
     tmp[0] = T.warp_reduce_sum(m[0])
     tmp[1] = 1.0 / T.max(tmp[0], 1.0)
     for g in T.unroll(stats):
-        tmp[2] = T.warp_reduce_sum(m[0] * m[1 + g]) * tmp[1]
+        tmp[3] = T.shfl_sync(m[1 + g], 0)
+        tmp[2] = tmp[3] + T.warp_reduce_sum(m[0] * (m[1 + g] - tmp[3])) * tmp[1]
         tmp[3] = m[1 + g] - tmp[2]
         m[1 + stats + g] = T.warp_reduce_sum(m[1 + stats + g] + m[0] * tmp[3] * tmp[3])
         m[1 + g] = tmp[2]

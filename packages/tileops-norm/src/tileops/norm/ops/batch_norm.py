@@ -35,7 +35,7 @@ class BatchNormFwdOp(Op):
     """
 
     kernels = ("batch_norm:BatchNorm",)
-    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (1, 16, 64, 256, 1024)}  # a channel's size goes with it
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (1, 16, 32, 64, 256, 1024)}  # a channel's size too
     training: bool = False
     momentum: float = 0.1
     eps: float = 1e-5

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from attrs import define
 from torch import Tensor
 
@@ -27,6 +30,7 @@ class RMSNormBwdOp(Op):
     """
 
     kernels = ("rms_norm_bwd:RMSNormBwdRows", "backward_stream:RMSNormBwdStream")
+    buckets: ClassVar[Mapping[str, tuple[int, ...]]] = {"B": (16,)}  # scratch memory is for the largest
     normalized_shape: tuple[int, ...]
     weight_offset: float = 0.0
 

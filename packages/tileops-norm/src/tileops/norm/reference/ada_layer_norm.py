@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tileops.norm.reference.common import mean, wide_of
+from tileops.norm.reference.common import moments, wide_of
 
 
 def ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, *, eps: float, T: torch.dtype) -> Tensor:
@@ -24,10 +24,8 @@ def ada_layer_norm_zero(x: Tensor, scale: Tensor, shift: Tensor, gate: Tensor, *
 
 def _modulated(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     wide = wide_of(x)
-    rows = x.to(wide)
-    centred = rows - mean(rows)
-    rstd = (mean(centred.square()) + eps).rsqrt()
-    return centred * rstd * (1 + scale.to(wide)) + shift.to(wide)
+    rows, _, var = moments(x.to(wide))
+    return rows * (var + eps).rsqrt() * (1 + scale.to(wide)) + shift.to(wide)
 
 
 def _rounded(y: Tensor, T: torch.dtype) -> Tensor:

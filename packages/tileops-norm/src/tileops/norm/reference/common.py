@@ -1,4 +1,4 @@
-"""What the references share: the dtype of the arithmetic, and a mean whose order follows a row's length only."""
+"""What the references share: the dtype of the arithmetic, a mean whose order follows a row's length only, moments."""
 
 from __future__ import annotations
 
@@ -23,3 +23,15 @@ def mean(x: Tensor) -> Tensor:
     chunk = min(n, _CHUNK)
     chunks = F.pad(x.contiguous(), (0, -n % chunk)).unflatten(-1, (-1, chunk))
     return chunks.sum(-1).sum(-1, keepdim=True) / n
+
+
+def moments(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The last axis without its mean, and its mean and biased variance, kept as an axis of size 1.
+
+    Sums count from the first element: of rows far from 0 that keeps the digits, and equal elements are their own mean.
+    """
+    first = rows[..., :1]
+    rows = rows - first
+    shift = mean(rows)
+    rows = rows - shift
+    return rows, first + shift, mean(rows.square())

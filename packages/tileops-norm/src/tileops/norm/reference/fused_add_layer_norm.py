@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tileops.norm.reference.common import mean as mean_of
-from tileops.norm.reference.common import wide_of
+from tileops.norm.reference.common import moments, wide_of
 from tileops.norm.reference.fused_add_rms_norm import add
 
 
@@ -28,10 +27,8 @@ def fused_add_layer_norm(
     """
     residual_out = add(x, residual, T)
     wide = wide_of(x)
-    rows = residual_out.to(wide)
-    mean = mean_of(rows)
-    centred = rows - mean
-    rstd = (mean_of(centred.square()) + eps).rsqrt()
-    y = centred * rstd * weight.to(wide) + bias.to(wide)
+    rows, mean, var = moments(residual_out.to(wide))
+    rstd = (var + eps).rsqrt()
+    y = rows * rstd * weight.to(wide) + bias.to(wide)
     y = y if wide == torch.float64 else y.to(T)
     return y, residual_out, *((mean.squeeze(-1), rstd.squeeze(-1)) if return_stats else (None, None))

@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tileops.norm.reference.common import mean, wide_of
-
-
-def moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance over the last axis, kept as an axis of size 1, the variance taken around the mean."""
-    center = mean(rows)
-    return center, mean((rows - center).square())
+from tileops.norm.reference.common import moments, wide_of
 
 
 def per_channel(values: Tensor, x: Tensor) -> Tensor:
@@ -50,9 +44,8 @@ def group_norm(
     """
     if x.numel() == 0:
         return torch.empty_like(x)
-    rows = x.to(wide_of(x)).reshape(x.shape[0], num_groups, -1)
-    center, var = moments(rows)
-    return affine((rows - center) * (var + eps).rsqrt(), x, weight, bias, T)
+    rows, _, var = moments(x.to(wide_of(x)).reshape(x.shape[0], num_groups, -1))
+    return affine(rows * (var + eps).rsqrt(), x, weight, bias, T)
 
 
 def instance_norm(
@@ -77,7 +70,7 @@ def instance_norm(
         return torch.empty_like(x)
     rows = x.to(wide_of(x)).reshape(*x.shape[:2], -1)
     if use_input_stats:
-        center, var = moments(rows)
+        rows, center, var = moments(rows)
         if running_mean is not None and running_var is not None:
             n = rows.shape[-1]
             blend(running_mean, center.mean(0).squeeze(-1), momentum)
@@ -85,5 +78,5 @@ def instance_norm(
     else:
         assert running_mean is not None
         assert running_var is not None
-        center, var = per_channel(running_mean, rows), per_channel(running_var, rows)
-    return affine((rows - center) * (var + eps).rsqrt(), x, weight, bias, T)
+        rows, var = rows - per_channel(running_mean, rows), per_channel(running_var, rows)
+    return affine(rows * (var + eps).rsqrt(), x, weight, bias, T)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tileops.norm.reference.common import mean as average
-from tileops.norm.reference.common import wide_of
+from tileops.norm.reference.common import moments, wide_of
 
 
 def layer_norm(
@@ -26,12 +26,8 @@ def layer_norm(
     float32.
     """
     wide = wide_of(x)
-    rows = x.to(wide).flatten(-len(normalized_shape)).contiguous()
-    first = rows[..., :1]  # sums of what is left keep the digits of rows far from 0, and a constant row exact
-    rows = rows - first
-    shift = average(rows)
-    rows = rows - shift
-    rstd = (average(rows.square()) + eps).rsqrt()
+    rows, mean, var = moments(x.to(wide).flatten(-len(normalized_shape)).contiguous())
+    rstd = (var + eps).rsqrt()
     y = rows * rstd
     if weight is not None:
         y = y * weight.to(wide).flatten()
@@ -39,7 +35,7 @@ def layer_norm(
         y = y + bias.to(wide).flatten()
     y = y.reshape(x.shape)
     y = y if wide == torch.float64 else y.to(T)
-    return (y, (first + shift).squeeze(-1), rstd.squeeze(-1)) if return_stats else (y, None, None)
+    return (y, mean.squeeze(-1), rstd.squeeze(-1)) if return_stats else (y, None, None)
 
 
 def layer_norm_bwd(
