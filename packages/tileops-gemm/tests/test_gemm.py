@@ -122,6 +122,34 @@ def test_dtypes_that_do_not_fit(a: torch.dtype, b: torch.dtype, message: str, de
         GEMMFwdOp()(integers(2, 3, device=device, dtype=a), integers(4, 3, device=device, dtype=b))
 
 
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("wanted", ["a", "b", "ab"])
+def test_gradients_are_products(wanted: str, trans_a: bool, trans_b: bool, device: str) -> None:
+    """Of the operand that asks for one, in each layout; integers, so that they are exact."""
+    op = GEMMFwdOp(trans_a=trans_a, trans_b=trans_b)
+    a = integers(*((9, 5) if trans_a else (5, 9)), device=device).requires_grad_("a" in wanted)
+    b = integers(*((7, 9) if trans_b else (9, 7)), device=device, seed=1).requires_grad_("b" in wanted)
+    dd = integers(5, 7, device=device, seed=2)
+    op(a, b).backward(dd)
+    A, B = (a.t() if trans_a else a).detach(), (b.t() if trans_b else b).detach()
+    dA, dB = exact(dd, B.t()), exact(A.t(), dd)
+    for x, gradient in ((a, dA.t() if trans_a else dA), (b, dB.t() if trans_b else dB)):
+        if x.requires_grad:
+            assert x.grad is not None
+            assert torch.equal(x.grad, gradient)
+        else:
+            assert x.grad is None
+
+
+def test_a_gradient_has_gradients(device: str) -> None:
+    a, b = integers(2, 3, device=device).requires_grad_(), integers(4, 3, device=device, seed=1).requires_grad_()
+    (first,) = torch.autograd.grad(GEMMFwdOp()(a, b).square().sum(), a, create_graph=True)
+    first.sum().backward()
+    assert a.grad is not None
+    assert torch.equal(a.grad, (2 * exact(b.detach().t(), b.detach()).sum(0)).expand(2, 3))
+
+
 def test_operands_on_two_devices(device: str) -> None:
     a = integers(2, 3, device=device)
     with pytest.raises(CheckError, match=r"b: got a tensor on meta, expected .*, where a is"):

@@ -215,7 +215,8 @@ class _WithGradient(torch.autograd.Function):
         wanted = tuple(None if i in gradient.hidden else t for i, t in enumerate(outputs))
         summed = {term for b in gradient.backward for _, terms in b.gives for term in terms}
         smooth = {i for kind, i in sources | summed if kind == "grad"}
-        ctx.mark_non_differentiable(*(t for i, t in enumerate(wanted) if t is not None and i not in smooth))
+        if rough := [t for i, t in enumerate(wanted) if t is not None and i not in smooth]:
+            ctx.mark_non_differentiable(*rough)
         return wanted[0] if len(wanted) == 1 else wanted
 
     @staticmethod
@@ -227,6 +228,8 @@ class _WithGradient(torch.autograd.Function):
         parts = {"grad": grads, "saved": saved, "input": kept}
         given: list[Any] = [None] * count
         for backward in gradient.backward:
+            if not any(ctx.needs_input_grad[2 + place] for place, _ in backward.gives):
+                continue
             inputs = [None if s is None else parts[s[0]][s[1]] for s in backward.sources]
             call = apply if needed(inputs) else _call  # recorded only for a derivative of this derivative
             target = _tuned_like(ctx.state, backward.of(inputs, ctx.through_operator))

@@ -91,7 +91,8 @@ class State:
         self.tune = False
         self.local = Local(self.settle)
         self.lock = threading.Lock()
-        self.gradient = autograd.gradient_of(self)
+        self.gradient: autograd.Gradient | None = None
+        self.linked = False  # whether the gradient is known
 
     def slow(self, inputs: Inputs) -> Any:
         """Everything that no guard recognised."""
@@ -248,10 +249,23 @@ class State:
             raise CheckError(self.entry.name, None, "no tensor", "at least one, to tell the device")
 
 
-@lru_cache(maxsize=MAX_STATES)
+_state = lru_cache(maxsize=MAX_STATES)(State)
+_linking, _begun = threading.RLock(), set[State]()
+
+
 def state_of(entry: Entry, values: tuple[Any, ...]) -> State:
     """The one State of an operator with these canonical params, in spec order."""
-    return State(entry, values)
+    state = _state(entry, values)
+    if not state.linked:
+        with _linking:
+            if not state.linked and state not in _begun:  # an op may be a backward of its own, or of its backward
+                _begun.add(state)
+                try:
+                    state.gradient = autograd.gradient_of(state)
+                    state.linked = True
+                finally:
+                    _begun.discard(state)
+    return state
 
 
 def _is_plain(t: Tensor) -> bool:

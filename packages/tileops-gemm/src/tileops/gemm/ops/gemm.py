@@ -20,8 +20,8 @@ class GEMMFwdOp(Op):
         trans_b: ``b`` is stored ``[N, K]``, as a linear layer's weight is, instead of ``[K, N]``.
 
     The call takes ``a`` and ``b``, both float16 or both bfloat16, with any strides, and returns ``d``, ``[M, N]`` of
-    their dtype: products are summed in float32 over all of K and rounded once. K = 0 gives zeros. Raises CheckError
-    for any other call.
+    their dtype: products are summed in float32 over all of K and rounded once. K = 0 gives zeros. Its gradients
+    are products, too. Raises CheckError for any other call.
 
     >>> gemm = GEMMFwdOp()
     >>> gemm(torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(4, 3, dtype=torch.bfloat16)).shape
