@@ -542,6 +542,11 @@ def test_outcomes_are_written_as_tests_end(tmp_path, workers):
     assert found["fails"][1].startswith("AssertionError: no assert 1 == 2")
     assert found["breaks"][1] == "ValueError: gone"
     assert found["waits"][0] == "skipped"
+    again = pytest_in(tmp_path, "--outcomes", str(tmp_path / "out/lines.jsonl"), "--resume", *workers)
+    assert "1 failed, 1 skipped" in again.stdout
+    assert "passed" not in again.stdout, "what has passed is left out"
+    alone = pytest_in(tmp_path, "--resume")
+    assert "--resume needs --outcomes FILE" in alone.stderr
 
 
 def test_the_plugin_alone_imports_no_torch():

@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tier", choices=TIERS, help="the most that is run: smoke, full (the default) or nightly")
     group.addoption("--device", choices=DEVICES, help="whose tests are run: cpu (the default), cuda or musa")
     group.addoption("--outcomes", type=Path, metavar="FILE", help="add a line of JSON for each test as it ends")
+    group.addoption("--resume", action="store_true", help="leave out what has passed by the lines of --outcomes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -115,10 +116,19 @@ def _named(config: pytest.Config, markers: Sequence[str]) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     device = config.option.device or (None if _named(config, DEVICES) else "cpu")
     tier = config.option.tier or ("nightly" if _named(config, TIERS) else "full")
-    taken = [item for item in items if _is_on(item, device) and _is_within(item, tier)]
+    done = _passed(config.option.outcomes) if config.option.resume else ()
+    taken = [i for i in items if _is_on(i, device) and _is_within(i, tier) and i.nodeid not in done]
     if len(taken) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(taken)])
         items[:] = taken
+
+
+def _passed(outcomes: Path | None) -> set[str]:
+    if outcomes is None:
+        raise pytest.UsageError("--resume needs --outcomes FILE")
+    lines = map(json.loads, outcomes.read_text(encoding="utf-8").splitlines() if outcomes.exists() else ())
+    last = {line["test"]: line["outcome"] for line in lines}
+    return {test for test, outcome in last.items() if outcome == "passed"}
 
 
 def _is_on(item: pytest.Item, device: str | None) -> bool:
