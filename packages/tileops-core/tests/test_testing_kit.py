@@ -439,7 +439,7 @@ def test_a_layout_that_the_signature_refuses(spec):
 
 def test_a_case_is_found_by_its_id():
     reproduce("GEMMFwdOp/M=0")
-    reproduce("GEMMFwdOp/gradient")
+    reproduce("GQADenseFwdOp/gradient")
     with pytest.raises(TileOpsError, match=r"no case is called 'GEMMFwdOp/M=00'; did you mean 'GEMMFwdOp/M=0'\?"):
         reproduce("GEMMFwdOp/M=00")
     with pytest.raises(TileOpsError, match="no operator is called"):
