@@ -139,9 +139,10 @@ def test_a_rows_tensors_lie_as_it_says() -> None:
         return parse_spec(text).entries["PagedFwdOp"]
 
     (call,) = calls(rows("[1, 0]"))
-    x = make_inputs(call)["x"]
+    x, meta = make_inputs(call)["x"], call.inputs["x"]
     assert x is not None
-    assert (call.inputs["x"].strides, x.stride()) == ((1, 128), (1, 128))  # type: ignore[union-attr]
+    assert meta is not None
+    assert (meta.strides, x.stride()) == ((1, 128), (1, 128))
     assert [c.inputs["x"] for c in calls(rows("[0, 1]"))] == [c.inputs["x"] for c in calls(entry())]
     with pytest.raises(SpecError, match=r"row 'toy' can't be made into a call: dim_order has 3 axes of x, which has 2"):
         list(calls(rows("[0, 1, 2]")))

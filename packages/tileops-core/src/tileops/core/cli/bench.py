@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import time
@@ -16,9 +15,6 @@ from tileops.core.cli import FAILED, INTERRUPTED, output
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from tileops.core.bench.rows import Bench
-    from tileops.core.cli.rows import Workload
 
 CPU_FLOPS = 2.0**22  # a burst is a dozen calls
 EVERY = 10  # seconds between signs of life while programs are compiled
@@ -59,7 +55,10 @@ def command(
     stands, but for rows that failed. Ctrl-C keeps what is finished. On a CPU rows are scaled down, to try the way.
     """
     entries = output.chosen(names, ops)
+    import attrs
+
     from tileops.core.bench import document, run
+    from tileops.core.bench.rows import floor_us
     from tileops.core.bench.timers import TIMERS_OF
     from tileops.core.cli import rows
     from tileops.core.roofline import profile
@@ -75,30 +74,14 @@ def command(
         max_flops = CPU_FLOPS if device.type == "cpu" else math.inf
     environment = document.environment(bench) | {"max_flops": max_flops if math.isfinite(max_flops) else None}
     console = output.console()
-    with document.to_oneself(into) if into else contextlib.nullcontext():
-        _bench(todo, bench, environment, max_flops, into, quick, console)
-
-
-def _bench(
-    todo: Sequence[Workload],
-    bench: Bench,
-    environment: Mapping[str, Any],
-    max_flops: float,
-    into: Path | None,
-    quick: bool,
-    console: Console,
-) -> None:
-    import attrs
-
-    from tileops.core.bench import document, run
-    from tileops.core.bench.rows import floor_us
-
+    if into:
+        click.get_current_context().with_resource(document.to_oneself(into))
     kept = document.held(into, environment) if into else document.Held({})
     if into and kept.stale:
         aside = document.put_aside(into)
         console.print(f"rows of {kept.stale} are measured again; the old ones are in {aside}", soft_wrap=True)
-    calls = {str(call.id): call for call in (w.call(max_flops) for w in todo)}
-    changed = {f"{w.entry.name}/{w.name}": w.changed(calls[f"{w.entry.name}/{w.name}"]) for w in todo}
+    calls = {w.id: w.call(max_flops) for w in todo}
+    changed = {w.id: w.changed(calls[w.id]) for w in todo}
     done: dict[str, Mapping[str, Any]] = dict(kept.rows)
     due = [call for case, call in calls.items() if done.get(case, {}).get("status") != "ok"]
     if into and len(due) < len(calls):

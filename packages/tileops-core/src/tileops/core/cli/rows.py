@@ -59,9 +59,14 @@ class Workload:
     case: Case
 
     @property
+    def id(self) -> str:
+        """The case's id."""
+        return call_id(self.entry, self.row, self.case)
+
+    @property
     def name(self) -> str:
-        """The case's id without its op."""
-        return call_id(self.entry, self.row, self.case).partition("/")[2]
+        """The same without its op."""
+        return self.id.partition("/")[2]
 
     def call(self, max_flops: float) -> Call:
         """Its call, scaled down until it needs no more flops than that, and no more bytes than fit them."""
@@ -141,7 +146,7 @@ def select(workloads: Sequence[Workload], labels: Sequence[str], dtypes: Sequenc
     """
 
     def names(w: Workload) -> set[str]:
-        return {w.row.label, w.name, f"{w.entry.name}/{w.name}"}
+        return {w.row.label, w.name, w.id}
 
     known = dict.fromkeys([*(w.row.label for w in workloads), *(name for w in workloads for name in names(w))])
     seen = sorted({dtype for w in workloads for dtype in w.case.values()})
@@ -203,7 +208,7 @@ def _with_progress(todo: list[Workload], runner: Runner) -> Iterator[Result]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(todo))
         for workload in todo:
-            progress.update(task, description=escape(f"{workload.entry.name}/{workload.name}"))
+            progress.update(task, description=escape(workload.id))
             yield runner.run(workload)
             progress.advance(task)
 

@@ -118,7 +118,7 @@ def _tasks(
 
     entries = [output.entry_of(op) for op in dict.fromkeys(ops)]
     all_rows = rows.workloads(entries)
-    wanted = {f"{w.entry.name}/{w.name}" for w in rows.select(all_rows, labels, dtypes)}
+    wanted = {w.id for w in rows.select(all_rows, labels, dtypes)}
     found = []
     for entry in entries:
         op_class(entry)

@@ -104,7 +104,7 @@ def _asked(expr: Expr) -> set[str]:
 
 
 def check_solvable(entry: Entry) -> Iterator[Diagnostic]:
-    """Findings about indices that no call determines, that a variant leaves unbound where it needs them, or that move.
+    """Findings about indices that no call determines, or a variant leaves unbound, and sizes computed from moving ones.
 
     A program and its launch know a size that changes from call to call by its axis alone: none is computed from it.
     """
